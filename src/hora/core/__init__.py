@@ -1,0 +1,1 @@
+"""What needs no framework: errors, settings, world, run directory, events, progress."""

@@ -1,0 +1,147 @@
+"""Every exception that Hora raises on purpose.
+
+HoraError
+├── UsageError                    the program calls Hora in a way that cannot work
+│   ├── NotInitializedError       a collective, or rank(), before init()
+│   ├── AlreadyInitializedError   init() a second time
+│   ├── CollectiveError           a tensor, dtype, root or operation that a collective cannot take
+│   ├── GradientError             gradients that DistributedOptimizer cannot average
+│   └── GlobalBatchError          a global batch that does not fit the workers or the data set
+├── SettingError                  a HORA_* variable or flag with a wrong value
+├── WorldError                    partial or contradictory launch variables (RANK, SLURM_PROCID, ...)
+├── DataError                     a data path that is missing, truncated or of the wrong shape
+├── RunDirectoryError             a run directory that is occupied, unwritable or unreadable
+│   └── DiskFullError             no space left where the run writes
+├── LaunchError                   a job that cannot be started
+├── JobFailedError                a job that started and failed (`.report` tells how)
+└── MissingExtraError             an optional package is not installed
+
+Each message carries the wrong value, the reason and the line to write. Each class has a page in
+``docs/errors/`` with a wrong and a right example; ``hora explain <slug>`` prints it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+__all__ = [
+    "AlreadyInitializedError",
+    "CollectiveError",
+    "DataError",
+    "DiskFullError",
+    "GlobalBatchError",
+    "GradientError",
+    "HoraError",
+    "JobFailedError",
+    "LaunchError",
+    "MissingExtraError",
+    "NotInitializedError",
+    "RunDirectoryError",
+    "SettingError",
+    "UsageError",
+    "WorldError",
+]
+
+
+class HoraError(Exception):
+    """Base of all errors raised by Hora.
+
+    Args:
+        what: the wrong value and the reason, as one or two sentences.
+        fix: what to write or run instead, as a sentence in the imperative.
+    """
+
+    slug: ClassVar[str] = "hora"
+
+    def __init_subclass__(cls) -> None:
+        words = re.findall(r"[A-Z][a-z]*", cls.__name__.removesuffix("Error"))
+        cls.slug = "-".join(words).lower()
+
+    def __init__(self, what: str, *, fix: str) -> None:
+        super().__init__(what, fix)
+        self.what = what
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.fix} (More: hora explain {self.slug})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exceptions cross process borders; a keyword-only argument needs this to unpickle.
+        return _rebuild, (type(self), self.what, self.fix, self.__dict__)
+
+
+def _rebuild(cls: type[HoraError], what: str, fix: str, state: dict[str, object]) -> HoraError:
+    error = cls.__new__(cls)
+    HoraError.__init__(error, what, fix=fix)
+    error.__dict__.update(state)
+    return error
+
+
+class UsageError(HoraError, ValueError):
+    """The program calls Hora in a way that cannot work."""
+
+
+class NotInitializedError(UsageError):
+    """A function that needs the job was called before ``init()`` or after ``shutdown()``."""
+
+
+class AlreadyInitializedError(UsageError):
+    """``init()`` was called a second time without ``shutdown()`` in between."""
+
+
+class CollectiveError(UsageError):
+    """A tensor, dtype, root rank or reduce operation that a collective cannot take."""
+
+
+class GradientError(UsageError):
+    """Gradients that ``DistributedOptimizer`` cannot average."""
+
+
+class GlobalBatchError(UsageError):
+    """A global batch that does not fit the number of workers or the data set."""
+
+
+class SettingError(HoraError, ValueError):
+    """A ``HORA_*`` variable or a flag holds a value that cannot be used."""
+
+
+class WorldError(HoraError):
+    """The launch variables are partial or contradict each other."""
+
+
+class DataError(HoraError):
+    """A data path is missing, truncated or holds data of the wrong shape."""
+
+
+class RunDirectoryError(HoraError):
+    """A run directory is occupied, unwritable or unreadable."""
+
+
+class DiskFullError(RunDirectoryError):
+    """No space is left where the run writes."""
+
+
+class LaunchError(HoraError):
+    """A job cannot be started."""
+
+
+class JobFailedError(HoraError):
+    """A job started and failed.
+
+    Attributes:
+        report: the failure report as text, the same that ``hora run`` prints.
+        exit_code: the exit code of the first failing rank, 1 to 255.
+    """
+
+    def __init__(self, what: str, *, fix: str, report: str, exit_code: int) -> None:
+        super().__init__(what, fix=fix)
+        self.report = report
+        self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        return f"{self.what}\n{self.report}"
+
+
+class MissingExtraError(HoraError, ImportError):
+    """An optional package is not installed."""

@@ -1,0 +1,194 @@
+"""The directory that a run leaves, and the only place that knows its layout.
+
+::
+
+    runs/<name>/
+      run.json          configuration, versions, world, summary
+      metrics.jsonl     one JSON object per line
+      logs/rank-0.log   everything rank 0 printed
+      failures/         one JSON file per rank that raised
+      events/           one file of timeline events per rank
+      timeline.json     Chrome trace of all ranks; opens in Perfetto
+      mlperf.log        when the workload keeps one
+      report.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hora.core.errors import DiskFullError, HoraError, RunDirectoryError
+
+__all__ = ["RunDirectory", "default_path", "disk_errors"]
+
+MINIMUM_FREE_MB = 16
+"""Below this a run is not started: logs and metrics of a short run take a few MB."""
+
+
+class RunDirectory:
+    """One run's directory. Make it with :meth:`create`; read it later with :meth:`open`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run_json = path / "run.json"
+        self.metrics = path / "metrics.jsonl"
+        self.timeline = path / "timeline.json"
+        self.mlperf_log = path / "mlperf.log"
+        self.report = path / "report.html"
+
+    @classmethod
+    def create(cls, path: Path, *, about: Mapping[str, Any] | None = None) -> RunDirectory:
+        """Make the directory and write ``run.json``; on any error nothing is left behind.
+
+        Args:
+            path: must not exist, or be an empty directory.
+            about: first content of ``run.json``.
+
+        Raises:
+            RunDirectoryError: the path is occupied, is a file, or cannot be written.
+            DiskFullError: less than 16 MB are free there.
+        """
+        path = path.absolute()
+        _check_vacant(path)
+        first_new = _first_missing(path)
+        run = cls(path)
+        try:
+            with disk_errors(path):
+                _check_space(path if path.exists() else first_new.parent)
+                for folder in (path, path / "logs", path / "failures", path / "events"):
+                    folder.mkdir(parents=True, exist_ok=True)
+                run.describe(created=time.time(), **(about or {}))
+        except HoraError:
+            existed = first_new == path and path.exists() and not any(path.iterdir())
+            if not existed:
+                shutil.rmtree(first_new, ignore_errors=True)
+            raise
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """An existing run directory.
+
+        Raises:
+            RunDirectoryError: there is no ``run.json``.
+        """
+        run = cls(path.absolute())
+        if not run.run_json.is_file():
+            raise RunDirectoryError(
+                f"{path} is not a run directory: it holds no run.json.",
+                fix="Give the directory that a run printed at its start, such as runs/resnet-1.",
+            )
+        return run
+
+    def log(self, rank: int) -> Path:
+        return self.path / "logs" / f"rank-{rank}.log"
+
+    def failure(self, rank: int) -> Path:
+        return self.path / "failures" / f"rank-{rank}.json"
+
+    def events(self, rank: int) -> Path:
+        return self.path / "events" / f"rank-{rank}.jsonl"
+
+    def describe(self, **entries: Any) -> None:
+        """Merge entries into ``run.json`` in one atomic replacement. Only one process may call it."""
+        about = self.about() if self.run_json.exists() else {}
+        about.update(entries)
+        draft = self.run_json.with_suffix(".json.new")
+        with disk_errors(self.path):
+            draft.write_text(json.dumps(about, indent=2, default=str) + "\n")
+            draft.replace(self.run_json)
+
+    def about(self) -> dict[str, Any]:
+        """The content of ``run.json``."""
+        try:
+            about: dict[str, Any] = json.loads(self.run_json.read_text())
+        except (OSError, ValueError) as error:
+            raise RunDirectoryError(
+                f"{self.run_json} cannot be read: {error}.", fix="Give the directory of a run that was not edited."
+            ) from error
+        return about
+
+    def append_metrics(self, record: Mapping[str, Any]) -> None:
+        """Add one line to ``metrics.jsonl``. Only rank 0 may call it."""
+        with disk_errors(self.path), self.metrics.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All complete lines of ``metrics.jsonl``; a half-written last line is left out."""
+        if not self.metrics.exists():
+            return []
+        records = []
+        for line in self.metrics.read_text().splitlines(keepends=True):
+            if line.endswith("\n"):
+                records.append(json.loads(line))
+        return records
+
+
+def default_path(name: str) -> Path:
+    """``runs/<name>-<date>-<time>``, with a count behind it when that is taken."""
+    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path = Path("runs") / stem
+    count = 1
+    while path.exists():
+        count += 1
+        path = Path("runs") / f"{stem}-{count}"
+    return path
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn the operating system's errors about ``path`` into errors that say what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFullError(
+                f"The disk is full: nothing more can be written to {path}.",
+                fix="Free some space, or choose another place with --run-dir PATH.",
+            ) from error
+        raise RunDirectoryError(
+            f"{error.filename or path} cannot be written: {error.strerror or error}.",
+            fix="Choose a place that you may write to with --run-dir PATH.",
+        ) from error
+
+
+def _check_vacant(path: Path) -> None:
+    if path.is_dir():
+        with disk_errors(path):
+            occupied = any(path.iterdir())
+        if not occupied:
+            return
+        what = f"The run directory {path} is occupied"
+        with contextlib.suppress(OSError, ValueError):
+            created = json.loads((path / "run.json").read_text())["created"]
+            what += f" by a run of {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(created))}"
+        raise RunDirectoryError(f"{what}.", fix="Choose another with --run-dir PATH, or remove it first.")
+    if path.exists() or path.is_symlink():
+        raise RunDirectoryError(
+            f"The run directory {path} is a file.", fix="Choose another place with --run-dir PATH."
+        )
+
+
+def _first_missing(path: Path) -> Path:
+    while not path.parent.exists():
+        path = path.parent
+    return path
+
+
+def _check_space(path: Path) -> None:
+    free = shutil.disk_usage(path).free
+    if free < MINIMUM_FREE_MB * 2**20:
+        raise DiskFullError(
+            f"Only {free / 2**20:.1f} MB are free at {path}; a run needs at least {MINIMUM_FREE_MB} MB.",
+            fix="Free some space, or choose another place with --run-dir PATH.",
+        )
+    if not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))

@@ -1,0 +1,162 @@
+"""Every ``HORA_*`` variable, in one typed table.
+
+A setting is one field of :class:`Settings`: its name, type, default, unit and meaning. The variable
+is ``HORA_`` plus the field's name in capitals. ``hora settings`` prints this table together with the
+value in force and where it came from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from hora.core.errors import SettingError
+
+__all__ = ["Row", "Settings", "load", "rows"]
+
+PREFIX = "HORA_"
+
+
+def _setting(default: Any, *, unit: str, meaning: str, by: Literal["user", "launcher"] = "user") -> Any:
+    return dataclasses.field(default=default, metadata={"unit": unit, "meaning": meaning, "by": by})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings in force, each a typed field. Build it with :func:`load`."""
+
+    run_dir: Path | None = _setting(
+        None, unit="path", meaning="run directory; none: nothing is written (`hora run` always has one)"
+    )
+    device: Literal["auto", "cpu", "cuda"] = _setting(
+        "auto", unit="", meaning="where a rank computes; auto: cuda where there is one, else cpu"
+    )
+    timeout: float = _setting(
+        300.0, unit="s", meaning="how long a collective or the start waits for the other ranks"
+    )
+    bucket_mb: float = _setting(
+        25.0, unit="MB", meaning="size of the flat buckets in which gradients are averaged"
+    )
+    progress: Literal["auto", "bar", "lines", "off"] = _setting(
+        "auto", unit="", meaning="live display; auto: a bar on a terminal, lines elsewhere"
+    )
+    timeline: bool = _setting(True, unit="", meaning="record events for timeline.json in the run directory")
+    timeline_events: int = _setting(
+        100_000, unit="events", meaning="events kept per rank; later ones are counted, not kept"
+    )
+    rank: int | None = _setting(None, unit="", meaning="this worker's rank", by="launcher")
+    size: int | None = _setting(None, unit="workers", meaning="workers in the job", by="launcher")
+    local_rank: int | None = _setting(None, unit="", meaning="rank inside the host", by="launcher")
+    local_size: int | None = _setting(None, unit="workers", meaning="workers on this host", by="launcher")
+    host_index: int | None = _setting(None, unit="", meaning="which host of the job this is", by="launcher")
+    host_count: int | None = _setting(None, unit="hosts", meaning="hosts in the job", by="launcher")
+    store: str | None = _setting(
+        None, unit="url", meaning="where ranks meet: tcp://HOST:PORT or file:///PATH", by="launcher"
+    )
+    store_fd: int | None = _setting(
+        None, unit="fd", meaning="rank 0's listening socket for the store", by="launcher"
+    )
+    status_fd: int | None = _setting(
+        None, unit="fd", meaning="pipe to the supervisor for progress records", by="launcher"
+    )
+    job: str | None = _setting(None, unit="id", meaning="marks every process of one job", by="launcher")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the settings table."""
+
+    variable: str
+    value: str
+    default: str
+    unit: str
+    meaning: str
+    source: str
+
+
+def load(environ: Mapping[str, str] | None = None) -> Settings:
+    """Read the settings from the environment.
+
+    Raises:
+        SettingError: a value that its type cannot hold, or a ``HORA_*`` variable that does not exist
+            (a misspelt setting would otherwise be ignored in silence).
+    """
+    environ = os.environ if environ is None else environ
+    hints = typing.get_type_hints(Settings)
+    known = {variable(name): name for name in hints}
+    values: dict[str, Any] = {}
+    for key, text in environ.items():
+        if not key.startswith(PREFIX):
+            continue
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"Did you mean {near[0]}?" if near else "Unset it, or see `hora settings` for the list."
+            raise SettingError(f"{key}={text!r} is not a setting of Hora.", fix=hint)
+        values[known[key]] = parse(key, text, hints[known[key]])
+    return Settings(**values)
+
+
+def variable(name: str) -> str:
+    """The environment variable of a field: ``run_dir`` -> ``HORA_RUN_DIR``."""
+    return PREFIX + name.upper()
+
+
+def rows(environ: Mapping[str, str] | None = None) -> list[Row]:
+    """The table that ``hora settings`` prints, one row per setting."""
+    environ = os.environ if environ is None else environ
+    settings = load(environ)
+    table = []
+    for field in dataclasses.fields(Settings):
+        key = variable(field.name)
+        table.append(
+            Row(
+                variable=key,
+                value=_show(getattr(settings, field.name)),
+                default=_show(field.default),
+                unit=field.metadata["unit"],
+                meaning=field.metadata["meaning"],
+                source="environment" if key in environ else "default",
+            )
+        )
+    return table
+
+
+def parse(key: str, text: str, kind: Any) -> Any:
+    """Turn ``text`` into ``kind`` (int, float, bool, Path, str, a Literal, or one of them | None)."""
+    options = get_args(kind)
+    if get_origin(kind) in (types.UnionType, typing.Union):
+        kind = next(option for option in options if option is not type(None))
+        options = get_args(kind)
+    if get_origin(kind) is Literal:
+        if text in options:
+            return text
+        raise SettingError(f"{key}={text!r} is not one of {', '.join(options)}.", fix=f"Set {key}={options[0]}.")
+    try:
+        return _CONVERT[kind](text)
+    except (ValueError, KeyError):
+        example = _EXAMPLE[kind]
+        raise SettingError(
+            f"{key}={text!r} is not {_KIND[kind]}.", fix=f"Write for example {key}={example}."
+        ) from None
+
+
+def _boolean(text: str) -> bool:
+    return {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}[
+        text.lower()
+    ]
+
+
+_CONVERT: dict[Any, Any] = {int: int, float: float, bool: _boolean, Path: Path, str: str}
+_KIND = {int: "a whole number", float: "a number", bool: "on or off", Path: "a path", str: "a text"}
+_EXAMPLE = {int: "4", float: "30", bool: "on", Path: "runs/first", str: "text"}
+
+
+def _show(value: object) -> str:
+    return "-" if value is None else str(value)
