@@ -6,20 +6,22 @@ The framework adapters are imported by name, so that each brings only its own fr
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from hora.core.errors import HoraError, JobFailedError
     from hora.launch import run
 
-__all__ = ["__version__", "run"]
+__all__ = ["HoraError", "JobFailedError", "__version__", "run"]
 
 
 def __getattr__(name: str) -> Any:
     # Lazy: `hora --help` must not pay for the launcher.
     if name == "run":
-        from hora.launch import run
-
-        return run
+        return importlib.import_module("hora.launch").run
+    if name in ("HoraError", "JobFailedError"):
+        return getattr(importlib.import_module("hora.core.errors"), name)
     raise AttributeError(f"module 'hora' has no attribute {name!r}")

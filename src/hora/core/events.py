@@ -57,7 +57,13 @@ class Timeline:
             self.add(name, start, time.time(), lane=lane, details=details or None)
 
     def add(
-        self, name: str, start: float, stop: float, *, lane: str = "main", details: dict[str, Any] | None = None
+        self,
+        name: str,
+        start: float,
+        stop: float,
+        *,
+        lane: str = "main",
+        details: dict[str, Any] | None = None,
     ) -> None:
         """Record a span whose times (``time.time()``, seconds) were taken elsewhere."""
         if self._path is None:

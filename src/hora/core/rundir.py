@@ -112,14 +112,22 @@ class RunDirectory:
             about: dict[str, Any] = json.loads(self.run_json.read_text())
         except (OSError, ValueError) as error:
             raise RunDirectoryError(
-                f"{self.run_json} cannot be read: {error}.", fix="Give the directory of a run that was not edited."
+                f"{self.run_json} cannot be read: {error}.",
+                fix="Give the directory of a run that was not edited.",
             ) from error
         return about
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
-        """Add one line to ``metrics.jsonl``. Only rank 0 may call it."""
-        with disk_errors(self.path), self.metrics.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        """Add one line to ``metrics.jsonl``, whole or not at all. Only rank 0 may call it."""
+        line = (json.dumps(record) + "\n").encode()
+        with disk_errors(self.path), self.metrics.open("ab", buffering=0) as file:
+            before = file.tell()
+            try:
+                while line:
+                    line = line[file.write(line) :]
+            except OSError:
+                file.truncate(before)
+                raise
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All complete lines of ``metrics.jsonl``; a half-written last line is left out."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import os
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -22,6 +24,8 @@ from hora.core.errors import SettingError
 __all__ = ["Row", "Settings", "load", "rows"]
 
 PREFIX = "HORA_"
+_SERVICE_LINK = re.compile(r"HORA_(.+_)?(SERVICE_HOST|SERVICE_PORT|PORT)(_.*)?$")
+"""Kubernetes injects such variables into each pod when a Service is named ``hora`` or ``hora-...``."""
 
 
 def _setting(default: Any, *, unit: str, meaning: str, by: Literal["user", "launcher"] = "user") -> Any:
@@ -78,7 +82,8 @@ class Row:
     default: str
     unit: str
     meaning: str
-    source: str
+    source: Literal["environment", "default"]
+    by: Literal["user", "launcher"]
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:
@@ -93,10 +98,10 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     known = {variable(name): name for name in hints}
     values: dict[str, Any] = {}
     for key, text in environ.items():
-        if not key.startswith(PREFIX):
+        if not key.startswith(PREFIX) or _SERVICE_LINK.match(key):
             continue
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.8)
             hint = f"Did you mean {near[0]}?" if near else "Unset it, or see `hora settings` for the list."
             raise SettingError(f"{key}={text!r} is not a setting of Hora.", fix=hint)
         values[known[key]] = parse(key, text, hints[known[key]])
@@ -123,6 +128,7 @@ def rows(environ: Mapping[str, str] | None = None) -> list[Row]:
                 unit=field.metadata["unit"],
                 meaning=field.metadata["meaning"],
                 source="environment" if key in environ else "default",
+                by=field.metadata["by"],
             )
         )
     return table
@@ -137,23 +143,42 @@ def parse(key: str, text: str, kind: Any) -> Any:
     if get_origin(kind) is Literal:
         if text in options:
             return text
-        raise SettingError(f"{key}={text!r} is not one of {', '.join(options)}.", fix=f"Set {key}={options[0]}.")
-    try:
-        return _CONVERT[kind](text)
-    except (ValueError, KeyError):
-        example = _EXAMPLE[kind]
         raise SettingError(
-            f"{key}={text!r} is not {_KIND[kind]}.", fix=f"Write for example {key}={example}."
-        ) from None
+            f"{key}={text!r} is not one of {', '.join(options)}.", fix=f"Set {key}={options[0]}."
+        )
+    fix = f"Write for example {key}={_EXAMPLE[kind]}."
+    try:
+        value = _CONVERT[kind](text)
+    except (ValueError, KeyError):
+        raise SettingError(f"{key}={text!r} is not {_KIND[kind]}.", fix=fix) from None
+    if kind is float and value <= 0:
+        raise SettingError(f"{key}={text!r} is too small: it must be above 0.", fix=fix)
+    if kind is int and value < 0:
+        raise SettingError(f"{key}={text!r} is too small: it must be at least 0.", fix=fix)
+    return value
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
 
 
 def _boolean(text: str) -> bool:
-    return {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}[
-        text.lower()
-    ]
+    return {
+        "1": True,
+        "true": True,
+        "yes": True,
+        "on": True,
+        "0": False,
+        "false": False,
+        "no": False,
+        "off": False,
+    }[text.lower()]
 
 
-_CONVERT: dict[Any, Any] = {int: int, float: float, bool: _boolean, Path: Path, str: str}
+_CONVERT: dict[Any, Any] = {int: int, float: _number, bool: _boolean, Path: Path, str: str}
 _KIND = {int: "a whole number", float: "a number", bool: "on or off", Path: "a path", str: "a text"}
 _EXAMPLE = {int: "4", float: "30", bool: "on", Path: "runs/first", str: "text"}
 

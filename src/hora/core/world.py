@@ -54,7 +54,7 @@ class World:
             if value < low or (high is not None and value >= high):
                 limit = f"at least {low}" if high is None else f"{low} to {high - 1}"
                 raise WorldError(
-                    f"{name} {value} is out of range ({limit}) in the world given by {self.source}: {self!r}.",
+                    f"{name} {value} is out of range ({limit}) in the world of {self.source}: {self!r}.",
                     fix="Start the workers with `hora run -n N script.py`, or correct the variables.",
                 )
 
@@ -75,7 +75,14 @@ def from_environment(environ: Environ | None = None) -> World:
 
 
 def _hora(environ: Environ) -> World | None:
-    names = ("HORA_RANK", "HORA_SIZE", "HORA_LOCAL_RANK", "HORA_LOCAL_SIZE", "HORA_HOST_INDEX", "HORA_HOST_COUNT")
+    names = (
+        "HORA_RANK",
+        "HORA_SIZE",
+        "HORA_LOCAL_RANK",
+        "HORA_LOCAL_SIZE",
+        "HORA_HOST_INDEX",
+        "HORA_HOST_COUNT",
+    )
     values = _all_or_none(environ, names, source="hora")
     if values is None:
         return None
@@ -110,7 +117,9 @@ def _torchrun(environ: Environ) -> World | None:
     values = _all_or_none(environ, names, source="torchrun")
     assert values is not None
     rank, size, local_rank, local_size = values
-    host_index, host_count = _hosts(environ, "GROUP_RANK", "GROUP_WORLD_SIZE", size=size, local_size=local_size)
+    host_index, host_count = _hosts(
+        environ, "GROUP_RANK", "GROUP_WORLD_SIZE", size=size, local_size=local_size
+    )
     return _world(
         "torchrun",
         (*names, "GROUP_RANK", "GROUP_WORLD_SIZE"),
@@ -164,7 +173,9 @@ def _slurm(environ: Environ) -> World | None:
         return None
     size_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
     hosts_name = "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in environ else "SLURM_NNODES"
-    layout_name = "SLURM_STEP_TASKS_PER_NODE" if "SLURM_STEP_TASKS_PER_NODE" in environ else "SLURM_TASKS_PER_NODE"
+    layout_name = (
+        "SLURM_STEP_TASKS_PER_NODE" if "SLURM_STEP_TASKS_PER_NODE" in environ else "SLURM_TASKS_PER_NODE"
+    )
     names = ("SLURM_PROCID", size_name, "SLURM_LOCALID", "SLURM_NODEID", hosts_name)
     values = _all_or_none(environ, names, source="Slurm")
     assert values is not None
@@ -175,8 +186,8 @@ def _slurm(environ: Environ) -> World | None:
         layout = _tasks_per_node(layout_name, environ[layout_name])
         if len(layout) != host_count or sum(layout) != size:
             raise WorldError(
-                f"{layout_name}={environ[layout_name]} describes {len(layout)} hosts with {sum(layout)} workers, "
-                f"but {hosts_name}={host_count} and {size_name}={size}.",
+                f"{layout_name}={environ[layout_name]} describes {len(layout)} hosts with {sum(layout)} "
+                f"workers, but {hosts_name}={host_count} and {size_name}={size}.",
                 fix="Start the workers with one plain `srun`, without editing its variables.",
             )
         local_size = layout[host_index] if 0 <= host_index < host_count else 1
@@ -221,7 +232,9 @@ def _mpi(environ: Environ, source: str, names: tuple[str, str, str, str]) -> Wor
     )
 
 
-def _hosts(environ: Environ, index_name: str, count_name: str, *, size: int, local_size: int) -> tuple[int, int]:
+def _hosts(
+    environ: Environ, index_name: str, count_name: str, *, size: int, local_size: int
+) -> tuple[int, int]:
     values = _all_or_none(environ, (index_name, count_name), source="torchrun")
     if values is not None:
         return values[0], values[1]

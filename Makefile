@@ -1,0 +1,50 @@
+# Each target does all of its own set-up. `make train` and `make test` are the two to know.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/ready-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+
+.PHONY: train test check bench docs clean setup browser
+
+train: setup
+	$(BIN)/hora train resnet $(ARGS)
+
+test: setup browser
+	$(BIN)/python -m pytest $(ARGS)
+
+check: setup
+	$(BIN)/ruff format --check src tests benchmarks examples tools
+	$(BIN)/ruff check src tests benchmarks examples tools
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/check_words.py
+
+bench: setup
+	$(BIN)/python benchmarks/launch_vs_torchrun.py
+	$(BIN)/python benchmarks/optimizer_vs_ddp.py
+	$(BIN)/python benchmarks/resnet_speed.py
+	$(BIN)/python benchmarks/train_vs_ddp.py
+
+docs: setup
+	$(BIN)/mkdocs build --strict --site-dir site
+
+clean:
+	rm -rf site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests benchmarks examples tools -name __pycache__ -prune -exec rm -rf {} +
+
+setup: $(READY)
+
+# The stamp's name changes with the requirements, so an old environment is brought up to date.
+$(READY):
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 13) \
+	  else "Python %d.%d does not run Hora, 3.10 to 3.13 do. Write: make PYTHON=python3.11 ..." % v)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@rm -f $(VENV)/ready-*
+	@touch $@
+
+# The report is tested in a real browser. Without root the browser tests say what is missing.
+browser:
+	@if ! command -v chromium >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver fonts-dejavu-core; \
+	fi

@@ -1,0 +1,5 @@
+"""``python -m hora.cli``: the same as the ``hora`` command."""
+
+from hora.cli import main
+
+raise SystemExit(main())
