@@ -68,3 +68,9 @@ def test_the_table_has_a_row_per_setting_and_says_where_a_value_came_from() -> N
     assert (rows["HORA_TIMEOUT"].value, rows["HORA_TIMEOUT"].source) == ("60.0", "environment")
     assert rows["HORA_DEVICE"].source == "default"
     assert all(row.meaning for row in rows.values())
+
+
+def test_the_documentation_shows_this_table() -> None:
+    from tools.make_settings_page import PAGE, page
+
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python tools/make_settings_page.py"
