@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import threading
@@ -53,7 +54,9 @@ class BarDisplay:
         self._clock = clock
         # Re-entrant: close() may be called by a signal handler that interrupted a write.
         self._lock = threading.RLock()
-        self._console = Console(file=stream, force_terminal=True, legacy_windows=False, width=400, height=2)
+        self._console = Console(
+            file=io.StringIO(), force_terminal=True, legacy_windows=False, width=400, height=2
+        )
         self._unicode = _is_unicode(stream)
         self._progress: Progress | None = None
         self._next = 0.0
@@ -155,12 +158,15 @@ class BarDisplay:
             room = width - first.cell_len - GAP
             bar = _bar(part, min(room, WIDEST_BAR), unicode=self._unicode)
             first = bar.append(" " * GAP).append_text(first) if room >= NARROWEST_BAR else first
-        parts = [
-            (1 if index == 0 else 4 + index, *value) for index, value in enumerate(words.values(progress))
+        # First the loss, then the speed, the second value (an accuracy, say), the speed per worker, the rest.
+        ranks = {0: 1, 1: 3}
+        values = [
+            (ranks.get(index, 4 + index), f"{name} {value}", "")
+            for index, (name, value) in enumerate(words.values(progress))
         ]
         second = _fit(
             [
-                *((rank, f"{name} {value}", "") for rank, name, value in parts),
+                *values,
                 (2, words.speed(progress), "bold"),
                 (4, words.per_worker(progress), "dim"),
             ],
