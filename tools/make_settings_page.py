@@ -14,8 +14,9 @@ def page() -> str:
     lines = [
         "# Settings",
         "",
-        "Each setting is one environment variable. `hora settings` prints this table with the values in force and where",
-        "they came from; a variable that does not exist, or a value that does not fit, is an error.",
+        "Each setting is one environment variable. `hora settings` prints this table with the values in",
+        "force and where they came from; a variable that does not exist, or a value that does not fit, is",
+        "an error.",
     ]
     for by, heading in (("user", "Yours to set"), ("launcher", "Set by the launcher, for each worker")):
         lines += ["", f"## {heading}", "", "| variable | default | unit | meaning |", "|---|---|---|---|"]
