@@ -1,0 +1,19 @@
+"""``report.html``: one self-contained page about a run, made from the files of its run directory.
+
+The page opens offline: no scripts, no external request of any kind. It is written from whatever is
+there: a run that failed before its first step, or that is still running, has a report too.
+
+Beside ``run.json`` and ``metrics.jsonl`` a workload may leave ``predictions.json``, sample predictions on
+test images::
+
+    {"classes": ["T-shirt", "trouser", ...],
+     "images": [{"png": "<base64 of a PNG file>", "label": 3, "predicted": 5, "confidence": 0.93}, ...]}
+
+``label`` and ``predicted`` are indices into ``classes``; ``confidence`` is 0 to 1.
+"""
+
+from __future__ import annotations
+
+from hora.report._page import write_report
+
+__all__ = ["write_report"]

@@ -1,0 +1,270 @@
+"""Read a run directory, whatever state it is in.
+
+Nothing here raises because of what a file holds: a report is most wanted when something went wrong, and
+then files are missing, half-written or odd. What could not be read is listed in ``RunData.problems``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hora.core.errors import RunDirectoryError
+from hora.core.rundir import RunDirectory
+
+__all__ = ["Failure", "Image", "Record", "RunData", "mapping", "read", "real"]
+
+MOST_IMAGES = 60
+MOST_IMAGE_BYTES = 16_384
+"""Of one PNG. With 60 of them a page stays below 2 MB."""
+RANK_SAMPLES = 2000
+"""Records from which the spread of the ranks is taken; more would not change a quartile visibly."""
+MOST_TRACEBACK = 20_000
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One line of ``metrics.jsonl``; what is missing or not a number is NaN."""
+
+    step: float
+    epoch: float
+    time: float
+    loss: float
+    accuracy: float
+    rate: float
+    learning_rate: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """A test image and what the model made of it."""
+
+    source: str
+    label: str
+    predicted: str
+    right: bool
+    confidence: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """How one rank ended, from ``failures/rank-N.json``."""
+
+    rank: int
+    kind: str
+    message: str
+    traceback: str
+    time: float
+    echo: bool
+
+
+@dataclass(kw_only=True)
+class RunData:
+    """All that the report shows, straight from the files."""
+
+    path: Path
+    about: dict[str, Any] = field(default_factory=dict)
+    train: list[Record] = field(default_factory=list)
+    evals: list[Record] = field(default_factory=list)
+    rank_rates: list[list[float]] = field(default_factory=list)
+    images: list[Image] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    files: list[tuple[str, str, int]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    last_change: float = 0.0
+
+    def entry(self, name: str) -> dict[str, Any]:
+        """A dictionary of ``run.json``; empty when it is missing or something else."""
+        return mapping(self.about.get(name))
+
+
+def read(run: RunDirectory) -> RunData:
+    """Everything in the directory that a report shows."""
+    data = RunData(path=run.path)
+    try:
+        data.about = mapping(run.about())
+    except RunDirectoryError as error:
+        data.problems.append(error.what)
+    except RecursionError:
+        data.problems.append("run.json is nested too deeply.")
+    _read_metrics(run.metrics, data)
+    _read_images(run.path / "predictions.json", data)
+    _read_failures(run.path / "failures", data)
+    _list_files(run, data)
+    return data
+
+
+def mapping(value: object) -> dict[str, Any]:
+    """``value`` if it is a dictionary, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def real(value: object) -> float:
+    """``value`` as a float; NaN when it is not a number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
+
+
+def _read_metrics(path: Path, data: RunData) -> None:
+    rates: list[list[object]] = []
+    malformed = 0
+    for line in _lines(path, data):
+        record = _json(line)
+        if record is None:
+            malformed += 1
+        elif record.get("kind") == "train":
+            data.train.append(_record(record))
+            ranks = record.get("samples_per_second_per_rank")
+            if isinstance(ranks, list):
+                rates.append(ranks)
+        elif record.get("kind") == "eval":
+            data.evals.append(_record(record))
+    if malformed:
+        plural = "s" if malformed > 1 else ""
+        data.problems.append(f"metrics.jsonl: {malformed:,} malformed line{plural} left out.")
+    # Evenly over the run, the first record aside when there are others: it holds the warm-up.
+    kept = rates[1:] or rates
+    kept = kept[:: max(1, len(kept) // RANK_SAMPLES)]
+    size = max(map(len, kept), default=0)
+    for rank in range(size):
+        values = (real(ranks[rank]) for ranks in kept if rank < len(ranks))
+        data.rank_rates.append([value for value in values if math.isfinite(value)])
+
+
+def _lines(path: Path, data: RunData) -> Iterator[str]:
+    if not path.is_file():
+        return
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.endswith("\n"):  # the last line may be half-written: the run may be going on
+                    yield line
+    except OSError as error:
+        data.problems.append(f"{path.name} cannot be read: {error.strerror}.")
+
+
+def _json(text: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _record(record: dict[str, Any]) -> Record:
+    return Record(
+        step=real(record.get("step")),
+        epoch=real(record.get("epoch")),
+        time=real(record.get("time")),
+        loss=real(record.get("loss")),
+        accuracy=real(record.get("accuracy")),
+        rate=real(record.get("samples_per_second")),
+        learning_rate=real(record.get("lr")),
+    )
+
+
+def _read_file(path: Path, data: RunData) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        record = _json(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError as error:
+        data.problems.append(f"{path.name} cannot be read: {error.strerror}.")
+        return None
+    if record is None:
+        data.problems.append(f"{path.name} is malformed.")
+    return record
+
+
+def _read_images(path: Path, data: RunData) -> None:
+    record = _read_file(path, data) or {}
+    classes = record.get("classes")
+    names = [str(name) for name in classes] if isinstance(classes, list) else []
+    images = record.get("images")
+    left_out = 0
+    for item in images if isinstance(images, list) else []:
+        image = _image(mapping(item), names)
+        if image is None:
+            left_out += 1
+        elif len(data.images) < MOST_IMAGES:
+            data.images.append(image)
+    if left_out:
+        data.problems.append(f"predictions.json: {left_out:,} images that are not PNG or too large left out.")
+
+
+def _image(item: dict[str, Any], names: list[str]) -> Image | None:
+    try:
+        content = base64.b64decode(str(item.get("png", "")), validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    if not content.startswith(_PNG) or len(content) > MOST_IMAGE_BYTES:
+        return None
+    label, predicted = item.get("label"), item.get("predicted")
+    return Image(
+        source="data:image/png;base64," + base64.b64encode(content).decode(),
+        label=_class(label, names),
+        predicted=_class(predicted, names),
+        right=label == predicted,
+        confidence=real(item.get("confidence")),
+    )
+
+
+def _class(index: object, names: list[str]) -> str:
+    if isinstance(index, int) and 0 <= index < len(names):
+        return names[index]
+    return f"class {index}" if isinstance(index, int) else str(index)
+
+
+def _read_failures(folder: Path, data: RunData) -> None:
+    for path in sorted(folder.glob("rank-*.json")):
+        record = _read_file(path, data)
+        rank = path.stem.removeprefix("rank-")
+        if record is None or not rank.isdecimal():
+            continue
+        text = str(record.get("traceback") or "")
+        if len(text) > MOST_TRACEBACK:  # the cause stands at the end
+            text = "...\n" + text[-MOST_TRACEBACK:]
+        data.failures.append(
+            Failure(
+                rank=int(rank),
+                kind=str(record.get("type") or "error"),
+                message=str(record.get("message") or "")[:MOST_TRACEBACK],
+                traceback=text,
+                time=real(record.get("time")),
+                echo=record.get("echo") is True,
+            )
+        )
+
+
+def _list_files(run: RunDirectory, data: RunData) -> None:
+    known = [
+        (run.run_json, "configuration, versions, world and summary"),
+        (run.metrics, "loss, accuracy and throughput, one JSON object per line"),
+        (run.path / "predictions.json", "the sample predictions shown above"),
+        (run.timeline, "what each rank did when"),
+        (run.mlperf_log, "the log in MLPerf's format"),
+        (run.path / "logs", "everything that the ranks printed"),
+        (run.path / "failures", "how ranks failed"),
+        (run.path / "checkpoints", "model and optimizer states"),
+    ]
+    for path, meaning in known:
+        try:
+            files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+            stats = [file.stat() for file in files]
+        except OSError:
+            continue  # not there, or gone in this moment
+        if stats:
+            name = path.name + ("/" if path.is_dir() else "")
+            data.files.append((name, meaning, sum(stat.st_size for stat in stats)))
+            data.last_change = max(data.last_change, *(stat.st_mtime for stat in stats))
