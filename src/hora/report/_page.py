@@ -1,0 +1,257 @@
+"""Put the page together: charts and tables from the data, the layout from ``page.html.j2``."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hora.core.errors import MissingExtraError
+from hora.core.rundir import RunDirectory, disk_errors
+from hora.report import _story as story
+from hora.report._charts import Bar, Box, Curve, Rule, bar_chart, box_chart, line_chart
+from hora.report._read import Record, RunData, mapping, read, real
+from hora.report._scale import Point, moving_average
+
+__all__ = ["write_report"]
+
+MOST_ROWS = 300
+"""Rows of one table; a configuration with more is not read but searched, in run.json."""
+
+
+def write_report(run: RunDirectory) -> Path:
+    """Write ``report.html`` into the run directory, from its files alone, and return its path.
+
+    May be called at any time and again: the page is replaced in one step.
+
+    Raises:
+        MissingExtraError: jinja2 is not installed.
+        RunDirectoryError: the directory cannot be written (DiskFullError: no space).
+    """
+    page = render(read(run))
+    draft = run.report.with_suffix(".html.new")
+    with disk_errors(run.path):
+        draft.write_text(page, encoding="utf-8")
+        draft.replace(run.report)
+    return run.report
+
+
+def render(data: RunData) -> str:
+    """The page as text."""
+    try:
+        import jinja2
+        import markupsafe
+    except ImportError as error:
+        raise MissingExtraError(
+            "The report needs jinja2, which is not installed.", fix="Run pip install 'hora[workloads]'."
+        ) from error
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    first = story.first_failure(data)
+    scaling = story.scaling(data)
+    page = environment.get_template("page.html.j2").render(
+        style=markupsafe.Markup((Path(__file__).parent / "page.css").read_text(encoding="utf-8")),
+        title=_title(data),
+        run_name=data.path.name,
+        run_path=str(data.path),
+        created=_date(real(data.about.get("created"))),
+        written=_date(time.time()),
+        outcome=story.outcome(data),
+        figures=story.figures(data),
+        failure=first,
+        other_failures=[one for one in data.failures if one is not first],
+        training=[chart for chart in _training(data, markupsafe.Markup) if chart["svg"]],
+        speed=[chart for chart in _speed(data, scaling, markupsafe.Markup) if chart["svg"]],
+        epochs=_epoch_rows(data.evals),
+        images=data.images,
+        right=sum(image.right for image in data.images),
+        tables=_tables(data),
+        files=[(name, meaning, story.size_text(size)) for name, meaning, size in data.files],
+        has=dict.fromkeys((name for name, _, _ in data.files), True),
+        problems=data.problems,
+    )
+    # A surrogate from a lone \ud800 in a JSON file cannot be written as UTF-8.
+    return page.encode("utf-8", "replace").decode("utf-8")
+
+
+def _title(data: RunData) -> str:
+    summary = data.entry("summary")
+    parts = [str(summary[key]) for key in ("workload", "profile") if isinstance(summary.get(key), str)]
+    return ", ".join(parts) or data.path.name
+
+
+def _training(data: RunData, markup: Any) -> Iterator[dict[str, Any]]:
+    x_name = "epoch" if _has([*data.train, *data.evals], "epoch") else "step"
+    loss = _points(data.train, x_name, "loss")
+    smooth = len(loss) // 40
+    curves = [Curve(name="train", points=loss, style="a", markers=len(loss) <= 30)]
+    legend = [("a", "train")]
+    if smooth >= 3:
+        curves = [
+            Curve(name="each record", points=loss, style="faint", hover=False),
+            Curve(name="train", points=moving_average(loss, smooth), style="a"),
+        ]
+        legend = [("a", f"train, average of {smooth:,} records"), ("faint", "each record")]
+    evals = _points(data.evals, x_name, "loss")
+    if evals:
+        curves.append(Curve(name="test", points=evals, style="b", markers=True))
+        legend.append(("b", "test"))
+    yield {
+        "name": "Loss",
+        "svg": markup(line_chart(curves, title="Loss", x_label=x_name, y_label="loss", log=True)),
+        "legend": legend if len(legend) > 1 else [],
+        "note": _not_finite(loss, x_name, "training loss"),
+    }
+    accuracy = _points(data.evals, x_name, "accuracy")
+    target = real(data.entry("summary").get("target"))
+    if math.isnan(target):
+        target = real(data.entry("config").get("target"))
+    yield {
+        "name": "Accuracy",
+        "svg": markup(
+            line_chart(
+                [Curve(name="test", points=accuracy, style="b", markers=True)],
+                title="Accuracy",
+                x_label=x_name,
+                y_label="top-1 accuracy",
+                rules=[Rule(name="target", y=target)] if math.isfinite(target) else [],
+            )
+        ),
+        "legend": [],
+        "note": _not_finite(accuracy, x_name, "accuracy"),
+    }
+    for name, field, label in (
+        ("Learning rate", "learning_rate", "learning rate"),
+        ("Throughput of all workers", "rate", "samples/s"),
+    ):
+        points = _points(data.train, x_name, field)
+        curve = Curve(name=label, points=points, style="a")
+        yield {
+            "name": name,
+            "svg": markup(line_chart([curve], title=name, x_label=x_name, y_label=label, zero=True)),
+            "legend": [],
+            "note": "",
+        }
+
+
+def _speed(data: RunData, scaling: story.Scaling | None, markup: Any) -> Iterator[dict[str, Any]]:
+    boxes = [
+        Box(name=f"rank {rank}", levels=_levels(values))
+        for rank, values in enumerate(data.rank_rates)
+        if values
+    ]
+    yield {
+        "name": "Throughput per rank",
+        "svg": markup(box_chart(boxes, title="Throughput per rank", x_label="rank", y_label="samples/s")),
+        "legend": [],
+        "note": story.spread_sentence(data.rank_rates),
+    }
+    if scaling is None:
+        return
+    bars = [
+        Bar(name="1 worker", value=scaling.one, style="c", rounds=scaling.one_rounds),
+        Bar(name=f"{scaling.workers} workers", value=scaling.all, style="a", rounds=scaling.all_rounds),
+        Bar(name="ideal", value=scaling.one * scaling.workers, style="faint"),
+    ]
+    dots = (
+        " Dots are the single rounds of the calibration." if scaling.one_rounds or scaling.all_rounds else ""
+    )
+    yield {
+        "name": f"Scaling factor {scaling.factor:.2f}",
+        "svg": markup(bar_chart(bars, title="Scaling", unit="samples/s")),
+        "legend": [],
+        "note": scaling.sentence() + dots,
+    }
+
+
+def _levels(values: Sequence[float]) -> tuple[float, float, float, float, float]:
+    ordered = sorted(values)
+
+    def at(part: float) -> float:
+        place = part * (len(ordered) - 1)
+        low = math.floor(place)
+        high = min(low + 1, len(ordered) - 1)
+        return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+    return at(0.05), at(0.25), at(0.5), at(0.75), at(0.95)
+
+
+def _points(records: Sequence[Record], x_name: str, field: str) -> list[Point]:
+    """All records that have an x, without leading and trailing ones that lack the field."""
+    points = [(getattr(record, x_name), getattr(record, field)) for record in records]
+    points = [point for point in points if math.isfinite(point[0])]
+    return points if any(math.isfinite(y) for _, y in points) else []
+
+
+def _has(records: Sequence[Record], field: str) -> bool:
+    return any(math.isfinite(getattr(record, field)) for record in records)
+
+
+def _not_finite(points: Sequence[Point], x_name: str, what: str) -> str:
+    bad = [x for x, y in points if not math.isfinite(y)]
+    if not bad:
+        return ""
+    return (
+        f"The {what} is not a finite number in {len(bad):,} of {len(points):,} records, "
+        f"first at {x_name} {bad[0]:.4g}."
+    )
+
+
+def _epoch_rows(evals: Sequence[Record]) -> list[tuple[str, ...]]:
+    rows = evals if len(evals) <= 100 else [*evals[:: max(1, len(evals) // 99)], evals[-1]]
+    return [
+        (
+            _cell(record.epoch, ".4g"),
+            _cell(record.step, ",.0f"),
+            story.duration(record.time) if 0 <= record.time < math.inf else "–",
+            _cell(record.loss, ".4f"),
+            _cell(record.accuracy, ".4f"),
+        )
+        for record in rows
+    ]
+
+
+def _cell(value: float, form: str) -> str:
+    return format(value, form) if math.isfinite(value) else "–"
+
+
+def _tables(data: RunData) -> list[tuple[str, list[tuple[str, str]]]]:
+    named = [("Configuration", "config"), ("World", "world"), ("Versions", "versions")]
+    tables = [(title, list(_flat(data.entry(key)))) for title, key in named]
+    known = {"config", "world", "versions", "summary", "created", "failure"}
+    rest = {key: value for key, value in data.about.items() if key not in known}
+    tables.append(("More", list(_flat(rest))))
+    return [(title, rows[:MOST_ROWS]) for title, rows in tables if rows]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        inner = mapping(value)
+        if inner and prefix.count(".") < 8:
+            yield from _flat(inner, f"{name}.")
+        else:
+            yield name, _plain(value)
+
+
+def _plain(value: object) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(_plain, value))[:2000]
+    return str(value)[:2000]
+
+
+def _date(seconds: float) -> str:
+    if not 0 < seconds < 1e11:
+        return ""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

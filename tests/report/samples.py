@@ -1,0 +1,195 @@
+"""Run directories as trainings leave them, made in milliseconds and always the same."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import random
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+from hora.core.rundir import RunDirectory
+
+CLASSES = (
+    "T-shirt",
+    "trouser",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "shirt",
+    "sneaker",
+    "bag",
+    "ankle boot",
+)
+STARTED = 1_790_000_000.0
+
+
+def finished(
+    path: Path,
+    *,
+    workers: int = 2,
+    epochs: int = 8,
+    records: int = 320,
+    target: float = 0.87,
+    reached: bool = True,
+) -> RunDirectory:
+    """A run that trained to its end; ``records`` train records spread over its epochs."""
+    draw = random.Random(1)
+    run = RunDirectory.create(path, about={"name": path.name, "exit_code": 0})
+    rate = 1180.0 * workers * 0.92
+    seconds = 71.0
+    lines = []
+    accuracy = 0.0
+    for index in range(records):
+        part = (index + 1) / records
+        per_rank = [
+            rate / workers * draw.gauss(1.0, 0.02) * (0.9 if rank == 5 else 1.0) for rank in range(workers)
+        ]
+        warm = min(1.0, part * 10)
+        lines.append(
+            {
+                "kind": "train",
+                "step": index * 4 + 4,
+                "epoch": epochs * part,
+                "time": seconds * part,
+                "loss": 0.55 + 1.8 * math.exp(-part * 6) + draw.gauss(0, 0.05),
+                "lr": 0.4 * warm * (1 - part) ** 2 if part > 0.1 else 0.4 * 0.81 * warm,
+                "samples_per_second": sum(per_rank),
+                "samples_per_second_per_rank": per_rank,
+            }
+        )
+        if (index + 1) * epochs % records < epochs:
+            best = target + 0.013 if reached else target - 0.02
+            accuracy = best - 0.35 * math.exp(-part * 5)
+            lines.append(
+                {
+                    "kind": "eval",
+                    "step": index * 4 + 4,
+                    "epoch": epochs * part,
+                    "time": seconds * part,
+                    "loss": 0.36 + 0.9 * math.exp(-part * 4) + draw.gauss(0, 0.01),
+                    "accuracy": accuracy,
+                }
+            )
+    write_lines(run, lines)
+    rounds = [[1180.0 * draw.gauss(1, 0.015), rate * draw.gauss(1, 0.02)] for _ in range(3)]
+    one, everyone = (sorted(values)[1] for values in zip(*rounds, strict=True))
+    run.describe(
+        created=STARTED,
+        config={
+            "workload": "resnet",
+            "profile": "quick",
+            "global_batch": 128,
+            "optimizer": {"name": "sgd", "lr": 0.4, "momentum": 0.9, "weight_decay": 5e-4},
+            "label_smoothing": 0.1,
+            "warmup_epochs": 0.8,
+            "augment": ["flip", "shift"],
+            "channels_last": True,
+            "data": "/usr/share/datasets/fashion-mnist",
+            "seed": 1,
+        },
+        world={"size": workers, "local_size": workers, "host_count": 1, "device": "cpu", "engine": "gloo"},
+        versions={"hora": "0.1.0", "python": "3.11.2", "torch": "2.13.0+cpu", "numpy": "2.4.6"},
+        summary={
+            "workload": "resnet",
+            "profile": "quick",
+            "target": target,
+            "reached": reached,
+            "accuracy": accuracy,
+            "epochs": epochs,
+            "steps": records * 4,
+            "time_to_train": seconds,
+            "samples_per_second": rate,
+            "scaling_factor": everyone / one,
+            "scaling": {
+                "one_worker": one,
+                "all_workers": everyone,
+                "rounds": [{"one_worker": a, "all_workers": b} for a, b in rounds],
+            },
+            "workers": workers,
+        },
+    )
+    (path / "predictions.json").write_text(json.dumps(predictions(24)))
+    (path / "logs" / "rank-0.log").write_text("epoch 1\n")
+    run.timeline.write_text('{"traceEvents": []}')
+    run.mlperf_log.write_text(":::MLLOG {}\n")
+    return run
+
+
+def failed(path: Path, *, records: int = 40) -> RunDirectory:
+    """A run in which rank 1 raised and rank 0 lost its connection because of that."""
+    run = finished(path, records=max(records, 1))
+    about = {key: value for key, value in run.about().items() if key != "summary"}
+    run.run_json.write_text(json.dumps(about | {"exit_code": 1}))
+    if not records:
+        run.metrics.unlink()
+    (path / "predictions.json").unlink()
+    for rank, kind, message, echo in (
+        (0, "RuntimeError", "Connection closed by peer [127.0.0.1]:41234", True),
+        (1, "ValueError", "Expected input batch_size (64) to match target batch_size (63).", False),
+    ):
+        run.failure(rank).write_text(
+            json.dumps(
+                {
+                    "rank": rank,
+                    "time": STARTED + 10.0 - rank * 0.2,
+                    "type": kind,
+                    "message": message,
+                    "traceback": "Traceback (most recent call last):\n"
+                    '  File "/home/ada/train.py", line 31, in <module>\n'
+                    "    loss = loss_fn(model(images), labels)\n"
+                    f"{kind}: {message}\n",
+                    "hora": None,
+                    "echo": echo,
+                    "exit": False,
+                }
+            )
+        )
+    return run
+
+
+def predictions(count: int) -> dict[str, Any]:
+    """Sample predictions: every sixth is wrong."""
+    draw = random.Random(2)
+    images = []
+    for index in range(count):
+        label = index % len(CLASSES)
+        wrong = index % 6 == 4
+        images.append(
+            {
+                "png": base64.b64encode(picture(draw)).decode(),
+                "label": label,
+                "predicted": (label + 2) % len(CLASSES) if wrong else label,
+                "confidence": draw.uniform(0.4, 0.7) if wrong else draw.uniform(0.8, 1.0),
+            }
+        )
+    return {"classes": list(CLASSES), "images": images}
+
+
+def picture(draw: random.Random, *, side: int = 28) -> bytes:
+    """A grey PNG with a bright shape on black, as the images of Fashion-MNIST are."""
+    wide, high = draw.uniform(4, 11), draw.uniform(7, 12)
+    rows = b"".join(
+        b"\0"
+        + bytes(
+            int(90 + 150 * abs(math.sin(x * y / 40)))
+            if abs((x - 14) / wide) ** 3 + abs((y - 14) / high) ** 3 < 1
+            else 0
+            for x in range(side)
+        )
+        for y in range(side)
+    )
+    header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in parts
+    )
+
+
+def write_lines(run: RunDirectory, lines: list[dict[str, Any]]) -> None:
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
