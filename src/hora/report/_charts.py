@@ -99,7 +99,7 @@ def line_chart(
     parts += [curve.draw() for curve in placed]
     parts.append(_stops(placed, x_axis, x_label))
     last = "; ".join(
-        f"{curve.curve.name} ends at {_value(curve.last)}" for curve in curves if curve.curve.hover
+        f"{curve.curve.name} ends at {_value(curve.last)}" for curve in placed if curve.curve.hover
     )
     return _svg(title, f"{y_label} over {x_label}, {x_axis.low:g} to {x_axis.high:g}: {last}.", parts)
 
