@@ -1,0 +1,110 @@
+"""``hora run``: start a script on N workers and bring back how they ended."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from hora.core.errors import LaunchError
+
+HELP = "start a script on N workers and bring back how they ended"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.usage = (
+        "hora run [-n N] [options] script.py [arguments ...]\n"
+        "       hora run [-n N] [options] -m module [arguments ...]"
+    )
+    parser.allow_abbrev = False
+    parser.add_argument("-n", "--workers", default="1", metavar="N", help="number of workers; default: 1")
+    parser.add_argument(
+        "-m", dest="module", action="store_true", help="the name that follows is a module, as for python -m"
+    )
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="set a variable for the workers; may be repeated",
+    )
+    parser.add_argument(
+        "--run-dir", type=Path, metavar="D", help="run directory to make; default: runs/NAME-DATE-TIME"
+    )
+    parser.add_argument("--name", help="name of the run; default: the name of the script")
+    parser.add_argument(
+        "--output-rank-prefix",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="put [rank] in front of each line on the console; default: yes",
+    )
+    parser.add_argument(
+        "--quiet", action="store_true", help="show only failures; the logs in the run directory are complete"
+    )
+    parser.add_argument(
+        "--timeout", metavar="S", help="stop the job after S seconds (exit code 124); default: never"
+    )
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="script.py [arguments ...]",
+        help="what every worker runs; everything after it belongs to it",
+    )
+
+
+def main(arguments: argparse.Namespace) -> int:
+    from hora.launch import Job, ModuleTarget, ScriptTarget, run_job
+
+    command = list(arguments.command)
+    if command[:1] == ["--"]:
+        command = command[1:]
+    if not command:
+        raise LaunchError("There is nothing to run.", fix="Write for example: hora run -n 2 train.py")
+    name, *rest = command
+    job = Job(
+        target=ModuleTarget(name) if arguments.module else ScriptTarget(name),
+        arguments=rest,
+        workers=_workers(arguments.workers),
+        env=dict(_variable(text) for text in arguments.env),
+        run_dir=arguments.run_dir or _run_dir_setting(),
+        prefix=arguments.output_rank_prefix,
+        quiet=arguments.quiet,
+        name=arguments.name,
+        timeout=_seconds(arguments.timeout),
+    )
+    return run_job(job).exit_code
+
+
+def _workers(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise LaunchError(
+            f"-n {text}: that is not a number of workers.", fix="Write for example -n 2."
+        ) from None
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise LaunchError(
+            f"--timeout {text}: that is not a number of seconds.", fix="Write --timeout 3600."
+        ) from None
+
+
+def _variable(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise LaunchError(
+            f"--env {text}: that is not of the form K=V.", fix=f"Write --env {key or 'KEY'}=VALUE."
+        )
+    return key, value
+
+
+def _run_dir_setting() -> Path | None:
+    """HORA_RUN_DIR as the user set it; inside a rank of another job it is that job's."""
+    text = os.environ.get("HORA_RUN_DIR")
+    return Path(text) if text and "HORA_JOB" not in os.environ else None

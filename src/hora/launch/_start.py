@@ -1,0 +1,171 @@
+"""How a rank is started: its command line, its environment, the descriptors it inherits."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from hora.core import settings
+from hora.core.rundir import RunDirectory
+from hora.launch import _worker
+from hora.launch.job import HOST, FunctionTarget, Job, ModuleTarget, rank_environment
+from hora.launch.output import Console
+
+__all__ = ["Starter", "show_status"]
+
+PIPE_BYTES = 1 << 18
+"""Wanted capacity of an output pipe: fewer switches between rank and launcher than with Linux's 64 KiB."""
+
+F_SETPIPE_SZ = 1031
+"""From <linux/fcntl.h>; named in fcntl from Python 3.10 on, on Linux only."""
+
+DESCRIPTORS_PER_RANK = 4
+SPARE_DESCRIPTORS = 64
+
+
+class Starter:
+    """Starts the ranks of one job.
+
+    Attributes:
+        failures: read end of the pipe on which ranks say that they have failed.
+        status: read end of rank 0's status pipe.
+    """
+
+    def __init__(self, job: Job, run: RunDirectory, job_id: str) -> None:
+        _allow_descriptors(job.workers * DESCRIPTORS_PER_RANK + SPARE_DESCRIPTORS)
+        self._job = job
+        self._run = run
+        # Bound and listening before any rank starts, and inherited by rank 0: nobody can take the port.
+        self._store = socket.create_server((HOST, 0), backlog=max(128, 2 * job.workers))
+        self._environment = rank_environment(job) | self._shared(job_id)
+        self.failures, self._failures_writer = os.pipe()
+        self.status, self._status_writer = os.pipe()
+        for fd in (self.failures, self.status):
+            os.set_blocking(fd, False)
+        # -W, -X and the like hold for the ranks too, as multiprocessing does it.
+        flags: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
+        self._python = [sys.executable, *flags, _worker.__file__]
+
+    def start(self, number: int) -> tuple[subprocess.Popen[bytes], int, int]:
+        """Start one rank; its handle, and the read ends of its stdout and stderr, non-blocking."""
+        environment = self._environment | {
+            "HORA_RANK": str(number),
+            "HORA_LOCAL_RANK": str(number),
+            "RANK": str(number),
+            "LOCAL_RANK": str(number),
+        }
+        inherited = [self._failures_writer]
+        if number == 0:
+            inherited += [self._store.fileno(), self._status_writer]
+            environment["HORA_STORE_FD"] = str(self._store.fileno())
+            environment["HORA_STATUS_FD"] = str(self._status_writer)
+        process = subprocess.Popen(
+            [
+                *self._python,
+                str(os.getpid()),
+                str(self._run.failure(number)),
+                str(self._failures_writer),
+                *self._what(),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=environment,
+            pass_fds=inherited,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        assert process.stderr is not None
+        ends = []
+        for pipe in (process.stdout, process.stderr):
+            ends.append(os.dup(pipe.fileno()))
+            pipe.close()
+            os.set_blocking(ends[-1], False)
+            _enlarge(ends[-1])
+        return process, ends[0], ends[1]
+
+    def started(self) -> None:
+        """All ranks run: give up the ends that are theirs."""
+        self._store.close()
+        for fd in (self._failures_writer, self._status_writer):
+            os.close(fd)
+        self._failures_writer = self._status_writer = -1
+
+    def close(self) -> None:
+        """Close what is still open."""
+        self._store.close()
+        for fd in (self._failures_writer, self._status_writer, self.failures, self.status):
+            if fd >= 0:
+                os.close(fd)
+
+    def _shared(self, job_id: str) -> dict[str, str]:
+        size = str(self._job.workers)
+        return {
+            "HORA_SIZE": size,
+            "HORA_LOCAL_SIZE": size,
+            "HORA_HOST_INDEX": "0",
+            "HORA_HOST_COUNT": "1",
+            "HORA_STORE": f"tcp://{HOST}:{self._store.getsockname()[1]}",
+            "HORA_RUN_DIR": str(self._run.path),
+            "HORA_JOB": job_id,
+            "WORLD_SIZE": size,
+            "LOCAL_WORLD_SIZE": size,
+            "GROUP_RANK": "0",
+            "GROUP_WORLD_SIZE": "1",
+            "MASTER_ADDR": HOST,
+            "MASTER_PORT": str(_free_port()),
+        }
+
+    def _what(self) -> list[str]:
+        target = self._job.target
+        if isinstance(target, FunctionTarget):
+            return ["function", str(target.payload), str(target.results)]
+        if isinstance(target, ModuleTarget):
+            return ["module", target.name, *self._job.arguments]
+        return ["script", target.path, *self._job.arguments]
+
+
+def show_status(console: Console, lines: Sequence[str], job: Job) -> None:
+    """Show records of rank 0's status pipe on the console."""
+    from hora.core import progress
+
+    if console.display is None:
+        console.display = progress.display(settings.load(rank_environment(job)), stream=sys.stderr)
+    for line in lines:
+        record = progress.decode(line)
+        if isinstance(record, str):
+            console.display.note(record)
+        elif record is not None:
+            console.display.update(record)
+
+
+def _free_port() -> int:
+    # For scripts that use torch.distributed alone and bind MASTER_PORT in rank 0. It cannot be held for
+    # them: a bound socket would be in the way of servers that bind without SO_REUSEADDR.
+    with socket.create_server((HOST, 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _allow_descriptors(wanted: int) -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and wanted > soft:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def _enlarge(pipe: int) -> None:
+    if sys.platform != "linux":
+        return
+    import fcntl
+
+    try:
+        fcntl.fcntl(pipe, F_SETPIPE_SZ, PIPE_BYTES)
+    except OSError:  # over the user's limit for pipe memory; the usual size works too
+        return

@@ -1,0 +1,367 @@
+"""What runs inside each rank before, around and after the user's code.
+
+Started by path, as ``python _worker.py PARENT FAILURE NOTIFY KIND TARGET ARGUMENTS...``, and kept free
+of imports from Hora: the start of a rank costs what plain ``python`` costs, and the user's ``sys.path``
+decides which Hora the script sees. It does three things:
+
+- it ties the rank's life to the launcher's (``PR_SET_PDEATHSIG``);
+- it runs the script, module or function as ``__main__``, with ``sys.argv`` and ``sys.path[0]`` as plain
+  ``python`` would set them;
+- it writes an uncaught exception to the FAILURE file, with its time, so that the launcher can tell the
+  first failure from the echoes of it.
+
+FAILURE is a path, NOTIFY a descriptor on which one line tells the launcher that the file is there: a
+rank can hang on its way out, in a thread or in a destructor.
+"""
+
+# ruff: noqa: PTH - pathlib is for the user's script to import, or not
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from types import ModuleType, TracebackType
+from typing import Any
+
+__all__ = ["looks_like_echo", "main"]
+
+PR_SET_PDEATHSIG = 1
+"""From <linux/prctl.h>."""
+
+ECHO_TYPES = (
+    "ConnectionResetError",
+    "BrokenPipeError",
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
+)
+
+ECHO_TEXT = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)( by)?( peer)?"
+    r"|broken pipe|socket closed|connection to rank \d+ lost"
+    r"|failed to recv, got 0 bytes|recvvalue failed|pair closure|read timeout"
+    r"|ncclremoteerror|remote process exited|nccl communicator was aborted|ncclsystemerror",
+    re.IGNORECASE,
+)
+"""What Gloo, NCCL, torch's TCPStore and the socket layer say when a peer has gone."""
+
+
+def looks_like_echo(kind: str, message: str) -> bool:
+    """Whether an exception is what a rank sees of *another* rank's end.
+
+    Args:
+        kind: the exception's class name.
+        message: its text. For exceptions of general classes the text alone decides.
+    """
+    return kind in ECHO_TYPES or (
+        kind
+        in ("RuntimeError", "OSError", "ConnectionError", "ConnectionRefusedError", "ConnectionAbortedError")
+        and ECHO_TEXT.search(message) is not None
+    )
+
+
+def main() -> None:
+    _, parent, failure, notify, kind, target, *arguments = sys.argv
+    _die_with(int(parent))
+    _drop_own_path()
+    _prepare(int(notify))
+    started_by = os.getpid()
+    try:
+        if kind == "function":
+            _run_function(target, arguments[0])
+        else:
+            _run_program(kind, target, arguments)
+    except BaseException as error:
+        if os.getpid() == started_by:
+            _record(error, failure, int(notify))
+            if kind == "function" and isinstance(error, Exception):
+                _send_exception(error, arguments[0])
+        raise
+
+
+def _die_with(parent: int) -> None:
+    """Let the kernel kill this rank when the launcher ends, however it ends.
+
+    The signal is tied to the *thread* that started the rank. The launcher's event loop runs in that
+    same thread until the last rank has ended, so it cannot end before them.
+    """
+    if sys.platform != "linux":
+        return
+    import ctypes
+    import signal
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # it ended before the line above
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _drop_own_path() -> None:
+    if not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated:
+        sys.path.pop(0)
+
+
+def _prepare(notify: int) -> None:
+    import faulthandler
+    import signal
+
+    # A launcher started from a thread that blocks signals would otherwise hand the block on.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for number in (
+        notify,
+        *(int(os.environ[key]) for key in ("HORA_STORE_FD", "HORA_STATUS_FD") if key in os.environ),
+    ):
+        os.set_inheritable(number, False)
+    if sys.stderr is not None:
+        faulthandler.enable()  # a segmentation fault then says in which line
+
+
+# --- running ------------------------------------------------------------------------------------
+
+
+def _run_program(kind: str, target: str, arguments: list[str]) -> None:
+    import importlib.machinery
+    import importlib.util
+
+    sys.argv = [target, *arguments]
+    if kind == "module":
+        _put_first(os.getcwd())
+        spec = importlib.util.find_spec(target)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(target + ".__main__")
+        if spec is None:
+            raise ImportError(f"No module named {target}")
+        sys.argv[0] = spec.origin or target
+    elif os.path.isdir(target) or _is_archive(target):
+        _put_first(target)
+        spec = importlib.machinery.PathFinder.find_spec("__main__", [target])
+        if spec is None:
+            raise ImportError(f"can't find '__main__' module in {target!r}")
+    else:
+        _put_first(os.path.dirname(os.path.realpath(target)))
+        _execute_file(target)
+        return
+    loader: Any = spec.loader
+    code = loader.get_code(spec.name)
+    module = _new_main(file=spec.origin, loader=loader)
+    module.__spec__ = spec
+    module.__package__ = spec.parent
+    exec(code, module.__dict__)
+
+
+def _execute_file(path: str) -> None:
+    import importlib.machinery
+
+    absolute = os.path.abspath(path)
+    if path.endswith(".pyc"):
+        sourceless = importlib.machinery.SourcelessFileLoader("__main__", absolute)
+        compiled: Any = sourceless.get_code("__main__")
+        exec(compiled, _new_main(file=absolute, loader=sourceless).__dict__)
+        return
+    with open(path, "rb") as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    loader = importlib.machinery.SourceFileLoader("__main__", absolute)
+    exec(code, _new_main(file=absolute, loader=loader).__dict__)
+
+
+def _is_archive(path: str) -> bool:
+    import zipimport
+
+    try:
+        zipimport.zipimporter(path)
+    except zipimport.ZipImportError:
+        return False
+    return True
+
+
+def _put_first(folder: str) -> None:
+    if not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated:
+        sys.path.insert(0, folder)
+
+
+_kept: list[ModuleType] = []
+
+
+def _new_main(*, file: str | None, loader: object) -> ModuleType:
+    """An empty ``__main__`` in place of this file's, as ``pickle`` and ``multiprocessing`` expect it."""
+    _kept.append(sys.modules["__main__"])
+    module = ModuleType("__main__")
+    module.__builtins__ = __builtins__  # type: ignore[attr-defined]
+    module.__loader__ = loader  # type: ignore[assignment]
+    module.__annotations__ = {}
+    if file is not None:
+        module.__file__ = file
+    sys.modules["__main__"] = module
+    return module
+
+
+def _run_function(payload: str, results: str) -> None:
+    import pickle
+
+    with open(payload, "rb") as file:
+        header = pickle.load(file)
+        sys.path[:] = header["path"]
+        sys.argv[:] = header["argv"]
+        _new_main(file=None, loader=None)
+        function, args, kwargs = pickle.load(file)
+    value = function(*args, **kwargs)
+    try:
+        data = _dump((True, value), by_value=header["by_value"])
+    except Exception as error:
+        raise TypeError(
+            f"the result of rank {os.environ['HORA_RANK']}, a {type(value).__qualname__}, "
+            f"cannot be pickled: {error}"
+        ) from error
+    _send(data, results)
+
+
+def _dump(value: object, *, by_value: bool) -> bytes:
+    if by_value:
+        import cloudpickle  # the caller has it, or it could not have made the payload
+
+        data: bytes = cloudpickle.dumps(value)
+        return data
+    import pickle
+
+    return pickle.dumps(value)
+
+
+def _send(data: bytes, results: str) -> None:
+    path = os.path.join(results, f"rank-{os.environ['HORA_RANK']}.pickle")
+    with open(path + ".new", "wb") as file:
+        file.write(data)
+    os.replace(path + ".new", path)
+
+
+def _send_exception(error: Exception, results: str) -> None:
+    import pickle
+
+    try:
+        _send(pickle.dumps((False, error)), results)
+    except Exception as problem:  # noqa: BLE001 - whatever the exception's __reduce__ raises
+        # The report has its text in any case; the object itself is only a convenience.
+        print(f"the exception object stays here, it cannot be pickled: {problem}", file=sys.stderr)
+
+
+# --- failing ------------------------------------------------------------------------------------
+
+
+def _record(error: BaseException, path: str, notify: int) -> None:
+    """Write the failure file; where that works, the launcher prints the traceback instead of Python."""
+    now = time.time()
+    if isinstance(error, KeyboardInterrupt):
+        sys.excepthook = _say_nothing  # whoever sent SIGINT knows; the launcher names the signal
+        return
+    if isinstance(error, SystemExit) and (
+        error.code is None or (isinstance(error.code, int) and error.code & 0xFF == 0)
+    ):
+        return
+    import json
+
+    record = {"rank": int(os.environ["HORA_RANK"]), "time": now, **_describe(error)}
+    try:
+        with open(path + ".new", "w") as file:
+            json.dump(record, file)
+        os.replace(path + ".new", path)
+    except OSError as problem:
+        print(f"hora: {path} cannot be written: {problem}", file=sys.stderr)
+    else:
+        if sys.excepthook is sys.__excepthook__:
+            sys.excepthook = _say_nothing
+    try:
+        os.write(notify, f"{record['rank']}\n".encode())
+    except OSError:  # the launcher has gone, and this rank is about to be killed
+        return
+
+
+def _say_nothing(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    return
+
+
+def _describe(error: BaseException) -> dict[str, Any]:
+    import traceback
+
+    details = traceback.TracebackException.from_exception(error)
+    frames = list(traceback.extract_tb(error.__traceback__))
+    _strip(details, set())
+    kind = type(error).__name__
+    if type(error).__module__ not in ("builtins", "__main__"):
+        kind = f"{type(error).__module__}.{kind}"
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - a broken __str__ must not hide the failure
+        message = "(its text cannot be shown: str() of it raises)"
+    is_exit = isinstance(error, SystemExit)
+    return {
+        "type": kind,
+        "message": message,
+        "traceback": "".join(details.format()),
+        "where": _own_line(frames),
+        "hora": _hora_parts(error),
+        "echo": _is_echo(error),
+        "exit": is_exit,
+    }
+
+
+def _hora_parts(error: BaseException) -> dict[str, str] | None:
+    errors = sys.modules.get("hora.core.errors")
+    if errors is None or not isinstance(error, errors.HoraError):
+        return None
+    return {"what": str(error.what), "fix": str(error.fix), "slug": str(error.slug)}
+
+
+def _is_echo(error: BaseException) -> bool:
+    seen = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        if getattr(current, "echo", False) is True or looks_like_echo(type(current).__name__, str(current)):
+            return True
+        # `raise X from echo` is an echo; so is the sys.exit(1) of a handler that caught one.
+        current = current.__cause__ or (current.__context__ if isinstance(current, SystemExit) else None)
+    return False
+
+
+def _strip(details: Any, seen: set[int]) -> None:
+    """Take our own frames, and those of the import machinery, out of a traceback and its causes."""
+    import traceback
+
+    if details is None or id(details) in seen:
+        return
+    seen.add(id(details))
+    details.stack = traceback.StackSummary.from_list(
+        [frame for frame in details.stack if not _ours(frame.filename)]
+    )
+    _strip(details.__cause__, seen)
+    _strip(details.__context__, seen)
+    for inner in getattr(details, "exceptions", None) or ():
+        _strip(inner, seen)
+
+
+def _ours(filename: str) -> bool:
+    return filename == __file__ or filename.startswith(
+        ("<frozen importlib", "<frozen runpy", "<frozen zipimport")
+    )
+
+
+def _own_line(frames: list[Any]) -> dict[str, Any] | None:
+    """The deepest line of the user's own code: not in Hora, not installed, not of the standard library."""
+    hora = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    library = os.path.dirname(os.__file__)
+    rest = [frame for frame in frames if not _ours(frame.filename)]
+    for foreign in ((hora, library, "site-packages", "dist-packages", "<frozen"), (hora, "<frozen")):
+        for frame in reversed(rest):
+            name = os.path.abspath(frame.filename) if os.path.exists(frame.filename) else frame.filename
+            if not any(name.startswith(part) or f"/{part}/" in name for part in foreign):
+                return {
+                    "file": frame.filename,
+                    "line": frame.lineno,
+                    "function": frame.name,
+                    "code": frame.line or "",
+                }
+    return None
+
+
+if __name__ == "__main__":
+    main()
