@@ -84,10 +84,12 @@ def line_chart(
     if not finite:
         return ""
     xs = [x for x, _ in finite]
-    x_axis = Axis.around(xs, snap=False)
+    x_axis = Axis.around([0.0, *xs], snap=False)  # from the start, so that charts below each other align
     y_axis = Axis.around([y for _, y in finite] + [rule.y for rule in rules], zero=zero, log=log)
     placed = [_Placed(curve, x_axis, y_axis) for curve in curves]
-    parts = [_grid(y_axis, y_label), _x_axis(x_axis, x_label)]
+    # A label that only repeats the title is clutter.
+    shown_label = "" if y_label.lower() == title.lower() else y_label
+    parts = [_grid(y_axis, shown_label), _x_axis(x_axis, x_label)]
     for rule in rules:
         y = _y(y_axis, rule.y)
         text = escape(f"{rule.name} {_value(rule.y)}")
@@ -254,7 +256,7 @@ def _svg(title: str, about: str, parts: Sequence[str], *, height: int = HEIGHT) 
 
 
 def _grid(axis: Axis, label: str) -> str:
-    name = f"{label} (log scale)" if axis.log else label
+    name = f"{label} (log scale)".strip() if axis.log else label
     parts = [f'<text class="axis" x="{LEFT - 46}" y="14">{escape(name)}</text>']
     for tick, text in zip(axis.ticks, axis.labels(), strict=True):
         y = _y(axis, tick)

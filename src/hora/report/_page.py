@@ -114,11 +114,11 @@ def _training(data: RunData, markup: Any) -> Iterator[dict[str, Any]]:
     if math.isnan(target):
         target = real(data.entry("config").get("target"))
     yield {
-        "name": "Accuracy",
+        "name": "Test accuracy",
         "svg": markup(
             line_chart(
                 [Curve(name="test", points=accuracy, style="b", markers=True)],
-                title="Accuracy",
+                title="Test accuracy",
                 x_label=x_name,
                 y_label="top-1 accuracy",
                 rules=[Rule(name="target", y=target)] if math.isfinite(target) else [],

@@ -112,14 +112,19 @@ def thin(points: Sequence[Point], most: int) -> list[Point]:
 
 
 def moving_average(points: Sequence[Point], window: int) -> list[Point]:
-    """Mean of the ``window`` points that end at each point, over those that are finite."""
-    total, count, result = 0.0, 0, []
+    """Mean of the finite ones among about ``window`` points around each point; gaps stay gaps."""
+    totals, counts = [0.0], [0]
+    for _, y in points:
+        good = math.isfinite(y)
+        totals.append(totals[-1] + (y if good else 0.0))
+        counts.append(counts[-1] + good)
+    result = []
     for index, (x, y) in enumerate(points):
-        if math.isfinite(y):
-            total, count = total + y, count + 1
-        if index >= window and math.isfinite(points[index - window][1]):
-            total, count = total - points[index - window][1], count - 1
-        result.append((x, total / count if count and math.isfinite(y) else math.nan))
+        # As far to the right as to the left, also at the ends: else the curve would lag or lead.
+        reach = min(window // 2, index, len(points) - 1 - index)
+        start, stop = index - reach, index + reach + 1
+        mean = (totals[stop] - totals[start]) / max(1, counts[stop] - counts[start])
+        result.append((x, mean if math.isfinite(y) else math.nan))
     return result
 
 
