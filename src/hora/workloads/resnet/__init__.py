@@ -1,0 +1,1 @@
+"""ResNet v1.5 on images: the first workload."""
