@@ -11,8 +11,6 @@ Where there is no ``/proc`` (macOS), the launcher writes the ranks' process grou
 line, and those groups are killed instead.
 """
 
-# ruff: noqa: PTH - pathlib alone would double the time until the reaper watches
-
 from __future__ import annotations
 
 import os

@@ -113,5 +113,5 @@ def _name(pid: int) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return f"pid {pid}"
-    command = os.path.basename(os.fsdecode(words[0])) if words and words[0] else "?"
+    command = Path(os.fsdecode(words[0])).name if words and words[0] else "?"
     return f"{command} (pid {pid})"

@@ -14,8 +14,6 @@ FAILURE is a path, NOTIFY a descriptor on which one line tells the launcher that
 rank can hang on its way out, in a thread or in a destructor.
 """
 
-# ruff: noqa: PTH - pathlib is for the user's script to import, or not
-
 from __future__ import annotations
 
 import os

@@ -252,7 +252,7 @@ class Console:
 
 def _plain_descriptor(stream: TextIO | None) -> int | None:
     """The descriptor behind the stream if it is the real one: a notebook's stream must be written as text."""
-    if stream is None or (stream is not sys.__stdout__ and stream is not sys.__stderr__):
+    if stream is None or not any(stream is real for real in (sys.__stdout__, sys.__stderr__)):
         return None
     try:
         return stream.fileno()
