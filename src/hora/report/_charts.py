@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 
 from hora.report._scale import Axis, Point, thin
@@ -80,6 +80,7 @@ def line_chart(
     log: bool = False,
 ) -> str:
     """Curves over a common x axis; empty when no curve has a finite point."""
+    curves = [replace(curve, points=thin(curve.points, MOST_POINTS)) for curve in curves]
     finite = [point for curve in curves for point in curve.points if math.isfinite(point[0] + point[1])]
     if not finite:
         return ""
@@ -187,7 +188,7 @@ class _Placed:
 
     def __init__(self, curve: Curve, x_axis: Axis, y_axis: Axis) -> None:
         self.curve = curve
-        self.kept = [point for point in thin(curve.points, MOST_POINTS) if math.isfinite(point[0])]
+        self.kept = [point for point in curve.points if math.isfinite(point[0])]
         self.places = [
             (_x(x_axis, x), _y(y_axis, y)) if math.isfinite(y) and (y > 0 or not y_axis.log) else None
             for x, y in self.kept

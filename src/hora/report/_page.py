@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -225,9 +226,11 @@ def _cell(value: float, form: str) -> str:
 def _tables(data: RunData) -> list[tuple[str, list[tuple[str, str]]]]:
     named = [("Configuration", "config"), ("World", "world"), ("Versions", "versions")]
     tables = [(title, list(_flat(data.entry(key)))) for title, key in named]
-    known = {"config", "world", "versions", "summary", "created", "failure"}
+    known = {"config", "world", "versions", "summary", "created", "start", "ended", "failure"}
     rest = {key: value for key, value in data.about.items() if key not in known}
-    tables.append(("More", list(_flat(rest))))
+    if isinstance(rest.get("command"), list):
+        rest["command"] = shlex.join(map(str, rest["command"]))
+    tables.insert(0, ("Job", list(_flat(rest))))
     return [(title, rows[:MOST_ROWS]) for title, rows in tables if rows]
 
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hora.core.errors import RunDirectoryError
 from hora.core.rundir import RunDirectory
@@ -29,8 +29,7 @@ MOST_TRACEBACK = 20_000
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Record:
+class Record(NamedTuple):  # there may be 100,000 of them; a frozen dataclass takes three times as long
     """One line of ``metrics.jsonl``; what is missing or not a number is NaN."""
 
     step: float
@@ -55,14 +54,27 @@ class Image:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """How one rank ended, from ``failures/rank-N.json``."""
+    """How one rank ended, from ``failures/rank-N.json``.
+
+    Attributes:
+        rank: which one.
+        kind: the exception's class.
+        message: its text; of one of Hora's errors what is wrong.
+        traceback: empty for Hora's errors, which say what to write.
+        fix: what to write instead, from Hora's errors.
+        time: when, in seconds since 1970; NaN when the file does not say.
+        echo: it only shows the end of another rank.
+        exit: the script called ``sys.exit`` with something else than success.
+    """
 
     rank: int
     kind: str
     message: str
     traceback: str
+    fix: str
     time: float
     echo: bool
+    exit: bool
 
 
 @dataclass(kw_only=True)
@@ -108,6 +120,8 @@ def mapping(value: object) -> dict[str, Any]:
 
 def real(value: object) -> float:
     """``value`` as a float; NaN when it is not a number."""
+    if type(value) is float:
+        return value
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
     try:
@@ -235,14 +249,17 @@ def _read_failures(folder: Path, data: RunData) -> None:
         text = str(record.get("traceback") or "")
         if len(text) > MOST_TRACEBACK:  # the cause stands at the end
             text = "...\n" + text[-MOST_TRACEBACK:]
+        hora = mapping(record.get("hora"))
         data.failures.append(
             Failure(
                 rank=int(rank),
                 kind=str(record.get("type") or "error"),
-                message=str(record.get("message") or "")[:MOST_TRACEBACK],
-                traceback=text,
+                message=str(hora.get("what") or record.get("message") or "")[:MOST_TRACEBACK],
+                traceback="" if hora else text,
+                fix=str(hora.get("fix") or "")[:MOST_TRACEBACK],
                 time=real(record.get("time")),
                 echo=record.get("echo") is True,
+                exit=record.get("exit") is True,
             )
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from dataclasses import dataclass
 from statistics import median
@@ -94,11 +95,12 @@ def outcome(data: RunData, now: float | None = None) -> Outcome:
 
 
 def first_failure(data: RunData) -> Failure | None:
-    """The failure that came first and is not the echo of another rank's end."""
-    ordered = sorted(
-        data.failures, key=lambda one: (one.echo, math.inf if math.isnan(one.time) else one.time)
-    )
-    return ordered[0] if ordered else None
+    """The failure that came first and is not the echo of another rank's end.
+
+    A script that has a summary and then exits with 1 did not fail: it missed its target and said so.
+    """
+    failures = [one for one in data.failures if not (one.exit and data.entry("summary"))]
+    return min(failures, key=lambda one: (one.echo, math.isnan(one.time), one.time, one.rank), default=None)
 
 
 def scaling(data: RunData) -> Scaling | None:
@@ -211,16 +213,24 @@ def size_text(count: float) -> str:
 
 def _failed(data: RunData) -> Outcome | None:
     first = first_failure(data)
+    if first is not None:
+        kind = first.kind.rpartition(".")[2]
+        how = "exited with an error" if first.exit else f"raised {kind}"
+        return Outcome(state="bad", headline=f"Failed: rank {first.rank} {how}", more=_progress(data))
     code = data.about.get("exit_code")
-    if first is None and (code in (None, 0) or data.entry("summary")):
+    if code in (None, 0) or data.entry("summary"):
         return None
-    progress = _progress(data)
-    if first is None:
-        entry = mapping(data.about.get("failure"))
-        rank = entry.get("rank")
-        who = f"Failed: rank {rank}" if isinstance(rank, int) else "Failed"
-        return Outcome(state="bad", headline=f"{who} ended with exit code {code}", more=progress)
-    return Outcome(state="bad", headline=f"Failed: rank {first.rank} raised {first.kind}", more=progress)
+    # No traceback: killed by a signal, stopped by the user, or out of time. The launcher says it in a line.
+    text = data.about.get("failure")
+    if not isinstance(text, str):
+        return Outcome(state="bad", headline=f"Failed with exit code {code}", more=_progress(data))
+    text = re.sub(r" failed on [^:]*:", ":", text.removeprefix("hora: "))
+    ranks = text.startswith(("rank ", "all "))
+    return Outcome(state="bad", headline=f"Failed: {text}" if ranks else _capital(text), more=_progress(data))
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _finished(summary: dict[str, Any]) -> Outcome:

@@ -1,0 +1,30 @@
+"""``hora report RUN``: write a run's ``report.html`` again, from the files of its run directory."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from hora.core.rundir import RunDirectory
+
+HELP = "write a run's report.html again"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run directory, such as runs/resnet-1")
+    parser.add_argument("--open", action="store_true", help="show it in the browser")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    from hora.report import write_report
+
+    path = write_report(RunDirectory.open(arguments.run))
+    print(path)
+    if arguments.open:
+        import webbrowser
+
+        if not webbrowser.open(path.as_uri()):
+            print("hora: no browser was found; open the file above in one", file=sys.stderr)
+            return 1
+    return 0
