@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hora.core.rundir import RunDirectory
-from hora.launch._worker import ECHO_TEXT
+from hora.launch import _worker
 
 __all__ = ["Failure", "Outcome", "judge", "read_record", "signal_name"]
 
@@ -72,7 +72,7 @@ class Outcome:
     def echo(self) -> bool:
         if self.record is not None:
             return bool(self.record["echo"])
-        return -self.code in ABORTS and any(ECHO_TEXT.search(line) for line in self.tail)
+        return -self.code in ABORTS and any(_worker.ECHO_TEXT.search(line) for line in self.tail)
 
     @property
     def exit_code(self) -> int:
@@ -207,7 +207,7 @@ def _details(first: Outcome) -> list[str]:
     record = first.record
     lines: list[str] = []
     if record is None:
-        lines = list(first.tail[-TAIL_LINES:])
+        lines = [line for line in first.tail if _worker.__file__ not in line][-TAIL_LINES:]
         if lines:
             lines.insert(0, "its last lines on stderr:")
         if first.memory and first.code == -signal.SIGKILL:
