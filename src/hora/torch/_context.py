@@ -1,0 +1,278 @@
+"""The one context of this worker: who it is, where it computes, and what it writes.
+
+``init()`` makes it, ``shutdown()`` ends it, and every other function asks :func:`context` for it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hora.core.errors import AlreadyInitializedError, NotInitializedError, SettingError, WorldError
+from hora.core.events import Timeline
+from hora.core.rundir import RunDirectory
+from hora.core.settings import Settings, load
+from hora.core.world import World
+from hora.torch import _rendezvous
+
+__all__ = [
+    "Context",
+    "context",
+    "cross_rank",
+    "cross_size",
+    "device",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "rank",
+    "shutdown",
+    "size",
+]
+
+
+@dataclass(eq=False, kw_only=True)
+class Context:
+    """What one ``init()`` decided.
+
+    Attributes:
+        world: this worker's place in the job.
+        device: where this worker computes.
+        settings: the ``HORA_*`` settings in force.
+        group: the ``torch.distributed`` group of all workers.
+        control: device of the small tensors that Hora itself exchanges (CPU wherever Gloo is there).
+        timeline: events of this worker; disabled without a run directory.
+        run: the run directory; None when nothing is written. Only rank 0 may write metrics to it.
+        where: ``file:line`` of the call of ``init``.
+        peers: ranks with this worker's local rank, one per host.
+        adopted: whether the group was made by the script rather than by ``init``.
+        pid: the process that called ``init``; a forked child has another.
+        pending: what is in flight and may never end if a rank fails.
+    """
+
+    world: World
+    device: torch.device
+    settings: Settings
+    group: dist.ProcessGroup
+    control: torch.device
+    timeline: Timeline
+    run: RunDirectory | None
+    where: str
+    peers: tuple[int, ...]
+    adopted: bool = False
+    pid: int = field(default_factory=os.getpid)
+    pending: set[Any] = field(default_factory=set)
+    environment: dict[str, str | None] = field(default_factory=dict)
+    file: Path | None = None
+
+    @property
+    def devices(self) -> frozenset[str]:
+        """Device types that the group's engines take: ``{"cpu"}``, ``{"cpu", "cuda"}`` or ``{"cuda"}``."""
+        return frozenset(_rendezvous.engines(self.group))
+
+
+_current: Context | None = None
+_generation = 0
+_own_runs: set[Path] = set()
+
+
+def init(world: World | None = None, *, settings: Settings | None = None) -> None:
+    """Join the job: find the other workers and agree with them on who is who.
+
+    Call it once, before anything else of ``hora.torch``. Started by plain ``python`` there is one
+    worker, and the same script runs unchanged. A ``torch.distributed`` group that the script made
+    before is adopted, and left alone by :func:`shutdown`.
+
+    Args:
+        world: this worker's place, when the launcher's variables do not say (see ``hora.core.world``).
+        settings: overrides the ``HORA_*`` variables.
+
+    Raises:
+        AlreadyInitializedError: a second call without :func:`shutdown` in between.
+        WorldError: launch variables that are partial or contradictory, ranks that do not come within
+            ``HORA_TIMEOUT`` seconds, or an existing group of another rank or size.
+        SettingError: ``HORA_DEVICE=cuda`` on a host without a GPU.
+        RunDirectoryError: the run directory cannot be used.
+    """
+    global _current, _generation
+    if _current is not None:
+        raise AlreadyInitializedError(
+            f"hora.torch.init() was called before, at {_current.where}.",
+            fix="Call it once at the start of the script, or hora.torch.shutdown() before the next.",
+        )
+    where = _caller()
+    settings = load() if settings is None else settings
+    adopted = dist.is_initialized()
+    world = _rendezvous.world(world) if adopted else _rendezvous.from_launcher(world)
+    device = _device(world, settings)
+    run = _run_directory(world, settings)
+    meeting = _rendezvous.meet(world, settings, generation=_generation, cuda=device.type == "cuda")
+    _generation += 1
+    path = run.events(world.rank) if run is not None and settings.timeline else None
+    engines = _rendezvous.engines(meeting.group)
+    _current = Context(
+        world=meeting.world,
+        device=device,
+        settings=settings,
+        group=meeting.group,
+        control=torch.device("cpu") if "cpu" in engines else device,
+        timeline=Timeline(path, rank=world.rank, limit=settings.timeline_events),
+        run=run,
+        where=where,
+        peers=meeting.peers,
+        adopted=adopted,
+        file=meeting.file,
+        environment=meeting.environment,
+    )
+
+
+def shutdown() -> None:
+    """Leave the job: write the last events and close the group. Without ``init()`` it does nothing.
+
+    Every worker calls it at the same place, or none does: it also happens when the interpreter ends.
+    Afterwards ``init()`` may be called again. In a forked child it only forgets the parent's context.
+    """
+    global _current
+    context, _current = _current, None
+    if context is None or context.pid != os.getpid():
+        return
+    context.timeline.close()
+    if not context.adopted and dist.is_initialized():
+        dist.destroy_process_group()
+    _rendezvous.restore(context.environment)
+
+
+def is_initialized() -> bool:
+    """Whether ``init()`` was called and ``shutdown()`` was not."""
+    return _current is not None
+
+
+def context() -> Context:
+    """The context that ``init()`` made.
+
+    Raises:
+        NotInitializedError: before ``init()`` or after ``shutdown()``.
+    """
+    return required("context")
+
+
+def required(function: str) -> Context:
+    """The context, for ``function``, which is named in the error when there is none."""
+    if _current is None:
+        raise NotInitializedError(
+            f"hora.torch.{function}() was called before hora.torch.init().",
+            fix="Call hora.torch.init() once, at the start of the script.",
+        )
+    return _current
+
+
+def rank() -> int:
+    """This worker's rank: 0 to ``size() - 1``, unique in the job."""
+    return required("rank").world.rank
+
+
+def size() -> int:
+    """Number of workers in the job."""
+    return required("size").world.size
+
+
+def local_rank() -> int:
+    """This worker's rank on its host: 0 to ``local_size() - 1``."""
+    return required("local_rank").world.local_rank
+
+
+def local_size() -> int:
+    """Number of workers on this worker's host."""
+    return required("local_size").world.local_size
+
+
+def cross_rank() -> int:
+    """This worker's rank among the workers that have the same local rank on other hosts."""
+    context = required("cross_rank")
+    return context.peers.index(context.world.rank)
+
+
+def cross_size() -> int:
+    """Number of hosts that have a worker of this local rank."""
+    return len(required("cross_size").peers)
+
+
+def device() -> torch.device:
+    """Where this worker computes: its own GPU when there is one, else the CPU."""
+    return required("device").device
+
+
+def _device(world: World, settings: Settings) -> torch.device:
+    if settings.device == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        if settings.device == "cuda":
+            raise SettingError(
+                "HORA_DEVICE=cuda, but PyTorch finds no GPU here.",
+                fix="Set HORA_DEVICE=cpu, or install a CUDA build of PyTorch on a host with a GPU.",
+            )
+        return torch.device("cpu")
+    if count >= world.local_size:
+        index = world.local_rank
+    elif count == 1 and "CUDA_VISIBLE_DEVICES" in os.environ:
+        index = 0  # Slurm and others show each worker its own GPU only
+    else:
+        raise WorldError(
+            f"There are {world.local_size} workers on this host, but {count} GPUs.",
+            fix=f"Start {count} workers here, or set HORA_DEVICE=cpu.",
+        )
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def _run_directory(world: World, settings: Settings) -> RunDirectory | None:
+    if settings.run_dir is None:
+        return None
+    path = settings.run_dir.absolute()
+    if settings.job is not None or path in _own_runs:
+        return RunDirectory.open(path)  # the launcher made it, or an earlier init() did
+    _own_runs.add(path)
+    if world.rank == 0:
+        try:
+            return RunDirectory.create(path, about={"world": {"size": world.size, "launcher": world.source}})
+        except BaseException:
+            _own_runs.discard(path)
+            raise
+    return RunDirectory(path)  # rank 0 makes it before the ranks meet
+
+
+def _caller() -> str:
+    frame = sys._getframe(2)
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+@atexit.register
+def _at_exit() -> None:
+    """End the run's files; close the group only when no other rank can keep us waiting.
+
+    Closing a Gloo group waits for what is in flight. After a failure a peer may never answer, so the
+    group is then kept alive on purpose, by a reference that is never given back: the process ends, its
+    sockets close, and the peers notice at once.
+    """
+    global _current
+    context = _current
+    if context is None or context.pid != os.getpid():
+        return
+    if context.pending or getattr(sys, "last_value", None) is not None:
+        _current = None
+        for held in (context.group, *context.pending):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+        if context.file is not None:
+            context.file.unlink(missing_ok=True)
+        context.timeline.close()
+    else:
+        shutdown()

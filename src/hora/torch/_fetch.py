@@ -1,0 +1,199 @@
+"""Samples to batches: from tensors by indexing, from other data sets through torch's own loader."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, default_collate
+
+from hora.core.errors import UsageError
+from hora.torch._order import sample_seed
+
+__all__ = ["Fetcher", "SampleFetcher", "TensorFetcher", "to_device"]
+
+Shares = Sequence[tuple[int, int]]
+
+
+class Fetcher(Protocol):
+    """Turns positions of an epoch into batches."""
+
+    def __len__(self) -> int:
+        """Number of samples."""
+
+    def fetch(self, order: NDArray[np.int64], shares: Shares, *, seed: int, epoch: int) -> Iterator[Any]:
+        """One batch per share (first and one-past-last position), from the samples ``order`` has there."""
+
+
+class TensorFetcher:
+    """Batches of a tuple of tensors, each by one indexing of the whole batch."""
+
+    def __init__(
+        self, tensors: tuple[torch.Tensor, ...], *, collate_fn: Callable[..., Any] | None, num_workers: int
+    ) -> None:
+        shapes = [tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else None for tensor in tensors]
+        if not shapes or any(not shape or shape[0] != shapes[0][0] for shape in shapes if shapes[0]) or not shapes[0]:
+            raise UsageError(
+                f"A data set of tensors needs equal first dimensions; these have the shapes {shapes}.",
+                fix="Give a tuple such as (images, labels), one row per sample in each.",
+            )
+        if collate_fn is not None or num_workers:
+            raise UsageError(
+                "A tuple of tensors is indexed a whole batch at a time, without collate_fn or num_workers.",
+                fix="Leave them out, or wrap the tensors: torch.utils.data.TensorDataset(*tensors).",
+            )
+        self._tensors = tensors
+
+    def __len__(self) -> int:
+        return len(self._tensors[0])
+
+    def fetch(self, order: NDArray[np.int64], shares: Shares, *, seed: int, epoch: int) -> Iterator[Any]:
+        for start, stop in shares:
+            index = torch.from_numpy(_positions(order, start, stop))
+            yield tuple(tensor[index.to(tensor.device)] for tensor in self._tensors)
+
+
+class SampleFetcher:
+    """Batches of a map-style data set, through ``torch.utils.data.DataLoader``."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        num_workers: int,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        pin_memory: bool,
+        prefetch_factor: int | None,
+        persistent_workers: bool,
+    ) -> None:
+        self._count = len(dataset)
+        self._plan = _Plan()
+        seeded = _Seeded(dataset, restore=num_workers == 0)
+        self._loader: DataLoader[Any] = DataLoader(
+            seeded,
+            batch_sampler=self._plan,
+            num_workers=num_workers,
+            collate_fn=_Collate(seeded, collate_fn or default_collate),
+            pin_memory=pin_memory,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            # torch draws a seed for its loader processes; from here, so that the script's own random
+            # numbers do not depend on how many loaders it has.
+            generator=torch.Generator(),
+        )
+
+    def __len__(self) -> int:
+        return self._count
+
+    def fetch(self, order: NDArray[np.int64], shares: Shares, *, seed: int, epoch: int) -> Iterator[Any]:
+        self._plan.set(order, shares, seed=seed, epoch=epoch)
+        return iter(self._loader)
+
+
+class _Plan:
+    """The batch sampler given to torch, set anew for each epoch: pairs of sample and seed, batch by batch."""
+
+    def __init__(self) -> None:
+        self.set(np.empty(0, dtype=np.int64), (), seed=0, epoch=0)
+
+    def set(self, order: NDArray[np.int64], shares: Shares, *, seed: int, epoch: int) -> None:
+        self._order, self._shares, self._seed, self._epoch = order, shares, seed, epoch
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        order, shares, seed, epoch = self._order, self._shares, self._seed, self._epoch
+        for start, stop in shares:
+            seeds = (sample_seed(seed=seed, epoch=epoch, position=position) for position in range(start, stop))
+            yield list(zip(_positions(order, start, stop).tolist(), seeds, strict=True))
+
+    def __len__(self) -> int:
+        return len(self._shares)
+
+
+class _Seeded:
+    """A data set whose samples are drawn under a seed that belongs to their place in the training."""
+
+    def __init__(self, dataset: Any, *, restore: bool) -> None:
+        self._dataset = dataset
+        self._restore = restore
+
+    def __getitems__(self, wanted: list[tuple[int, int]]) -> list[Any]:
+        with _kept_random_state() if self._restore else contextlib.nullcontext():
+            if hasattr(self._dataset, "__getitems__") and wanted:
+                _seed(wanted[0][1])
+                fetched: list[Any] = self._dataset.__getitems__([index for index, _ in wanted])
+                return fetched
+            samples = []
+            for index, seed in wanted:
+                _seed(seed)
+                samples.append(self._dataset[index])
+            return samples
+
+    def example(self) -> Any:
+        """Some sample, to see what a batch looks like."""
+        return self.__getitems__([(0, 0)])[0]
+
+
+class _Collate:
+    """Collates, also no samples at all: an empty batch has the form of any other."""
+
+    def __init__(self, seeded: _Seeded, collate: Callable[[list[Any]], Any]) -> None:
+        self._seeded = seeded
+        self._collate = collate
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return self._collate(samples) if samples else _emptied(self._collate([self._seeded.example()]))
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch with its tensors on ``device``; the same object when they are there already."""
+    if device.type == "cpu":
+        return batch
+    return _map(batch, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def _emptied(batch: Any) -> Any:
+    return _map(batch, lambda tensor: tensor[:0] if tensor.dim() else tensor, strings=[])
+
+
+def _map(tree: Any, function: Callable[[torch.Tensor], torch.Tensor], *, strings: list[str] | None = None) -> Any:
+    """Apply to all tensors; lists of strings, which stand for one string per sample, become ``strings``."""
+    if isinstance(tree, torch.Tensor):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        return {key: _map(value, function, strings=strings) for key, value in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(_map(value, function, strings=strings) for value in tree))
+    if isinstance(tree, list | tuple):
+        if strings is not None and tree and all(isinstance(value, str | bytes) for value in tree):
+            return type(tree)(strings)
+        return type(tree)(_map(value, function, strings=strings) for value in tree)
+    return tree
+
+
+def _positions(order: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int64]:
+    """The samples there; positions past the end begin again at the epoch's start."""
+    if stop <= len(order):
+        return order[start:stop]
+    return order[np.arange(start, stop) % len(order)]
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)  # numpy takes 32 bits
+    torch.default_generator.manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
+
+
+@contextlib.contextmanager
+def _kept_random_state() -> Iterator[None]:
+    state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        np.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)

@@ -1,0 +1,96 @@
+"""Python objects over the ranks, as pickles."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hora.core.errors import CollectiveError
+from hora.torch._collectives import check_root, gather_bytes, gather_flat
+from hora.torch._context import Context, required
+
+__all__ = ["allgather_object", "broadcast_object"]
+
+_FAILED = -1
+"""Sent in place of a length by a rank whose object cannot be pickled, so that nobody waits for it."""
+
+
+def broadcast_object(value: Any, root_rank: int = 0, *, name: str | None = None) -> Any:
+    """The object of ``root_rank``, on every rank; that rank gets its own object back.
+
+    Args:
+        value: anything that ``pickle`` takes; ignored on the other ranks.
+        root_rank: whose object all ranks get.
+        name: appears in the timeline.
+
+    Raises:
+        CollectiveError: on every rank, when the object cannot be pickled.
+    """
+    context = required("broadcast_object")
+    check_root(root_rank, context, function="broadcast_object")
+    with context.timeline.span("broadcast_object", lane="collectives", **({"name": name} if name else {})):
+        return send_object(value, root_rank, context)
+
+
+def allgather_object(value: Any, *, name: str | None = None) -> list[Any]:
+    """The objects of all ranks, in the order of ranks.
+
+    Args:
+        value: anything that ``pickle`` takes.
+        name: appears in the timeline.
+
+    Raises:
+        CollectiveError: on every rank, when an object cannot be pickled.
+    """
+    context = required("allgather_object")
+    with context.timeline.span("allgather_object", lane="collectives", **({"name": name} if name else {})):
+        return gather_objects(value, context)
+
+
+def send_object(value: Any, root_rank: int, context: Context) -> Any:
+    if context.world.size == 1:
+        return value
+    mine = context.world.rank == root_rank
+    data, problem = _pickled(value) if mine else (b"", None)
+    length = torch.tensor([_FAILED if problem else len(data)], dtype=torch.int64, device=context.control)
+    dist.broadcast(length, root_rank, group=context.group)
+    if length.item() == _FAILED:
+        raise _refusal(root_rank) from problem
+    wire = _tensor(data, context) if mine else torch.empty(int(length), dtype=torch.uint8, device=context.control)
+    dist.broadcast(wire, root_rank, group=context.group)
+    return value if mine else pickle.loads(wire.cpu().numpy().tobytes())
+
+
+def gather_objects(value: Any, context: Context) -> list[Any]:
+    if context.world.size == 1:
+        return [value]
+    data, problem = _pickled(value)
+    length = torch.tensor([_FAILED if problem else len(data)], dtype=torch.int64, device=context.control)
+    everyone = length.new_empty(context.world.size)
+    gather_flat(everyone, length, context)
+    lengths: list[int] = everyone.tolist()
+    if _FAILED in lengths:
+        raise _refusal(lengths.index(_FAILED)) from problem
+    parts = gather_bytes(_tensor(data, context), lengths, context)
+    return [pickle.loads(part.cpu().numpy().tobytes()) for part in parts]
+
+
+def _pickled(value: Any) -> tuple[bytes, Exception | None]:
+    try:
+        return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL), None
+    except Exception as error:  # pickle raises whatever the object's own methods raise
+        return b"", error
+
+
+def _tensor(data: bytes, context: Context) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(context.control)
+
+
+def _refusal(rank: int) -> CollectiveError:
+    return CollectiveError(
+        f"The object of rank {rank} cannot be pickled.",
+        fix="Send plain data: numbers, texts, lists, dicts, numpy arrays, tensors.",
+    )

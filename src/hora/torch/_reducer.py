@@ -1,0 +1,256 @@
+"""Averages the gradients of one optimizer over the ranks while backward is still running.
+
+A *cycle* averages all buckets once. It opens with the first gradient of a backward, buckets leave in a
+fixed order as soon as they are complete, and it closes when that backward ends, inside
+``loss.backward()``. Averaging a gradient that is the average already changes nothing, so several
+backward passes before one step are right as well. A rank whose backward touched nothing takes part when
+it steps. All ranks must make the same number of cycles per step; marks in the messages find out if not.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hora.core.errors import GradientError, NotInitializedError
+from hora.torch import _context
+from hora.torch._buckets import Bucket, Named, assign
+
+__all__ = ["Reducer"]
+
+
+class Reducer:
+    """The cycles of one optimizer.
+
+    Args:
+        context: of the job whose ranks average.
+        named: names and parameters, in order of registration.
+        bucket_mb: size of a bucket.
+    """
+
+    def __init__(self, context: _context.Context, named: Sequence[Named], *, bucket_mb: float) -> None:
+        self._context = context
+        self._named = list(named)
+        self._bucket_mb = bucket_mb
+        self._layouts: dict[tuple[Any, ...], list[Bucket]] = {}
+        self._buckets: list[Bucket] = []
+        self._places: dict[int, tuple[Bucket, int]] = {}
+        self._hooks: dict[int, Any] = {}
+        self._lock = threading.RLock()  # backward runs one thread per device
+        self._options = dist.AllreduceOptions()
+        self._options.reduceOp = dist.ReduceOp.SUM
+        self._options.asyncOp = True
+        self._open = False
+        self._cycle = 0
+        self._task = -1
+        self._ends: list[weakref.ref[_End]] = []
+        self._next = 0
+        self._steps = 0
+        self._settled = False
+        self._unchecked: collections.deque[tuple[Any, torch.Tensor]] = collections.deque()
+        self._arrange()
+
+    def add(self, named: Sequence[Named]) -> None:
+        """Take in more parameters."""
+        self._abandon()
+        self._named += named
+        self._layouts.clear()
+        self._arrange()
+
+    def remove_hooks(self) -> None:
+        for handle in self._hooks.values():
+            handle.remove()
+        self._hooks.clear()
+
+    def before_step(self) -> None:
+        """Average, unless a backward of this step did."""
+        with self._lock:
+            self._abandon()
+            if not self._settled:
+                self._start(task=-1)
+                self._finish()
+
+    def after_step(self) -> None:
+        self._steps += 1
+        self._settled = False
+
+    def begin_evaluation(self) -> None:
+        """A closure is about to compute gradients anew."""
+        self._settled = False
+
+    @property
+    def control(self) -> torch.device:
+        return self._context.control
+
+    def before_zero(self) -> None:
+        """The gradients are about to be cleared, so what was averaged does not count any more."""
+        with self._lock:
+            self._abandon()
+            self._settled = False
+
+    def _arrange(self) -> None:
+        """Choose the buckets for what is trainable now. Ranks freeze parameters alike, so they agree."""
+        trainable = tuple((parameter.requires_grad, parameter.dtype) for _, parameter in self._named)
+        if self._layouts.get(trainable) is self._buckets and self._buckets:
+            return
+        if trainable not in self._layouts:
+            named = [(name, parameter) for name, parameter in self._named if parameter.requires_grad]
+            self._layouts[trainable] = assign(named, bucket_mb=self._bucket_mb)
+        self._buckets = self._layouts[trainable]
+        self._places = {}
+        for bucket in self._buckets:
+            for index, parameter in enumerate(bucket.parameters):
+                self._places[id(parameter)] = (bucket, index)
+                if id(parameter) not in self._hooks:
+                    self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(_hook(self))
+
+    def gradient(self, parameter: torch.Tensor) -> None:
+        """Called in backward when a parameter's gradient is there."""
+        with self._lock:
+            task = torch._C._current_graph_task_id()
+            if task != self._task:
+                self._enter(task)
+            bucket, index = self._places[id(parameter)]
+            if bucket.ready(index):
+                while self._next < len(self._buckets) and self._buckets[self._next].complete:
+                    self._launch(self._buckets[self._next])
+
+    def _enter(self, task: int) -> None:
+        """A backward gives this cycle its first gradient."""
+        if self._open and not any(end() is not None for end in self._ends):
+            self._abandon()
+        if not self._open:
+            self._start(task=task)
+        self._task = task
+        # Also for a backward inside another (reentrant checkpoints): it closes the cycle when it ends.
+        end = _End(self, self._cycle)
+        self._ends.append(weakref.ref(end))
+        torch.autograd.Variable._execution_engine.queue_callback(end)
+
+    def _start(self, *, task: int) -> None:
+        if _context._current is not self._context:
+            raise NotInitializedError(
+                "This DistributedOptimizer was made before hora.torch.shutdown().",
+                fix="Make a new optimizer after the next hora.torch.init().",
+            )
+        self._check_marks(wait=False)
+        self._arrange()
+        for bucket in self._buckets:
+            bucket.reset()
+        self._open, self._task, self._next = True, task, 0
+        self._cycle += 1
+        self._ends = []
+
+    def _launch(self, bucket: Bucket, *, nothing: bool = False) -> None:
+        self._next += 1
+        if nothing:
+            bucket.pack_nothing(mark=self._steps % 2)
+        else:
+            bucket.pack(size=self._context.world.size, mark=self._steps % 2)
+        bucket.started = time.time()
+        bucket.work = self._context.group.allreduce([bucket.wire], self._options)
+        self._context.pending.add(bucket.work)
+
+    def end(self, cycle: int) -> None:
+        """Called when a backward has made all its gradients."""
+        with self._lock:
+            if self._open and cycle == self._cycle:
+                self._finish()
+
+    def _finish(self) -> None:
+        for bucket in self._buckets[self._next :]:
+            self._launch(bucket)
+        late = False
+        for bucket in self._wait():
+            late |= bucket.unpack()
+        self._settled = True
+        self._check_marks(wait=self._context.device.type == "cpu")
+        if late:  # reentrant checkpoints can make a gradient twice in one backward
+            self._start(task=-1)
+            self._finish()
+
+    def _abandon(self) -> None:
+        """Close a cycle that a failed backward left open. The other ranks still get their messages."""
+        if not self._open:
+            return
+        for bucket in self._buckets[self._next :]:
+            self._launch(bucket, nothing=True)
+        for bucket in self._wait():
+            bucket.discard()
+
+    def _wait(self) -> list[Bucket]:
+        """Wait for all messages of the cycle and close it."""
+        timeline = self._context.timeline
+        start = time.time()
+        self._open, self._task = False, -1
+        for bucket in self._buckets:
+            bucket.work.wait()
+            self._context.pending.discard(bucket.work)
+            if timeline.enabled:
+                details = {"bytes": bucket.bytes, "tensors": len(bucket.names)}
+                timeline.add("average gradients", bucket.started, time.time(), lane="gradients", details=details)
+        timeline.add("wait for gradients", start, time.time(), lane="main")
+        if self._buckets:
+            self._note_marks(self._buckets[0].marks)
+        return self._buckets
+
+    def _note_marks(self, marks: torch.Tensor) -> None:
+        if marks.device.type != "cuda":
+            self._unchecked.append((None, marks.clone()))
+            return
+        host = torch.empty(marks.shape, dtype=marks.dtype, pin_memory=True)
+        host.copy_(marks, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        self._unchecked.append((event, host))
+
+    def _check_marks(self, *, wait: bool) -> None:
+        """Both marks set: some rank is at an odd step and another at an even one.
+
+        On a GPU the marks of a cycle are looked at when they have come over, without waiting for them.
+        """
+        while self._unchecked:
+            event, marks = self._unchecked[0]
+            if event is not None and not wait and not event.query():
+                return
+            self._unchecked.popleft()
+            if torch.count_nonzero(marks) == 2:
+                raise GradientError(
+                    "The ranks made different numbers of backward passes before step(), so gradients of different "
+                    f"steps were averaged; rank {self._context.world.rank} is at step {self._steps}.",
+                    fix="Make the same number of backward passes on every rank, with tail='uneven' for the last "
+                    "batches.",
+                )
+
+
+class _End:
+    """The callback at the end of one backward. Its life tells whether that backward is still going on:
+    autograd drops it, uncalled, when backward raises."""
+
+    def __init__(self, reducer: Reducer, cycle: int) -> None:
+        self._reducer = weakref.ref(reducer)
+        self._cycle = cycle
+
+    def __call__(self) -> None:
+        reducer = self._reducer()
+        if reducer is not None:
+            reducer.end(self._cycle)
+
+
+def _hook(reducer: Reducer) -> Callable[[torch.Tensor], None]:
+    # Parameters outlive optimizers, and hooks must not keep the latter alive.
+    reference = weakref.ref(reducer)
+
+    def hook(parameter: torch.Tensor) -> None:
+        reducer = reference()
+        if reducer is not None:
+            reducer.gradient(parameter)
+
+    return hook

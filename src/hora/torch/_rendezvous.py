@@ -1,0 +1,299 @@
+"""How the ranks find each other, and the process group they form.
+
+In this order: ``HORA_STORE`` (set by ``hora run``), ``MASTER_ADDR`` and ``MASTER_PORT`` (set by
+``torchrun``, or by hand), and for the ranks of one host started by MPI or Slurm a file in the
+temporary directory, named after the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import torch
+import torch.distributed as dist
+
+from hora.core.errors import WorldError
+from hora.core.settings import Settings
+from hora.core.world import World, from_environment
+
+__all__ = ["Meeting", "engines", "from_launcher", "meet", "restore", "world"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """The group in which the ranks met.
+
+    Attributes:
+        world: the world, hosts filled in where the launcher did not tell them.
+        peers: ranks of the job that have this worker's local rank, by host.
+        environment: variables set for the group's life, with their former values.
+        file: where the ranks met, if in a file.
+    """
+
+    world: World
+    group: dist.ProcessGroup
+    peers: tuple[int, ...]
+    environment: dict[str, str | None] = field(default_factory=dict)
+    file: Path | None = None
+
+
+_stores: dict[str, dist.Store] = {}
+"""Stores that live as long as the process: rank 0 serves the others even between two ``init()``."""
+
+
+def from_launcher(world: World | None) -> World:
+    """``world``, or what the launch variables say."""
+    return from_environment() if world is None else world
+
+
+def world(given: World | None) -> World:
+    """The world of a script that made its own group: it must agree with the group.
+
+    Raises:
+        WorldError: rank or size differ from the group's.
+    """
+    found = from_launcher(given)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if (found.rank, found.size) != (rank, size):
+        raise WorldError(
+            f"torch.distributed is initialized with rank {rank} of {size}, but {_origin(found)} rank "
+            f"{found.rank} of {found.size}.",
+            fix=f"Call hora.torch.init() before init_process_group, or init(World(rank={rank}, size={size}, ...)).",
+        )
+    return found
+
+
+def engines(group: dist.ProcessGroup) -> dict[str, str]:
+    """Device type -> engine of a group: ``{"cpu": "gloo", "cuda": "nccl"}``."""
+    pairs = (pair.split(":") for pair in dist.get_backend_config(group).split(","))
+    found = {device: engine for device, engine in pairs}
+    if found.get("cuda") == "gloo":
+        del found["cuda"]  # torch names Gloo for every device; it would copy through the host
+    return found
+
+
+def meet(world: World, settings: Settings, *, generation: int, cuda: bool) -> Meeting:
+    """Form the group of all ranks.
+
+    Args:
+        generation: how many groups this process made before; keeps the keys of each apart.
+        cuda: whether the ranks compute on GPUs.
+
+    Raises:
+        WorldError: there is no way to meet, or a rank does not come in time.
+    """
+    if dist.is_initialized():
+        world, peers = _agree_on_hosts(world)
+        return Meeting(world=world, group=_default_group(), peers=peers)
+    environment: dict[str, str | None] = {}
+    timeout = datetime.timedelta(seconds=settings.timeout)
+    hook = sys.excepthook
+    try:
+        if world.host_count == 1 and "GLOO_SOCKET_IFNAME" not in os.environ:
+            _set_loopback(environment)
+        base, file = _store(world, settings, timeout=timeout, generation=generation)
+        store = dist.PrefixStore(f"hora/{generation}", base)
+        store.set_timeout(timeout)
+        store.set(f"came/{world.rank}", "1")
+        with _explain_absence(store, world, settings):
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if cuda else "gloo",
+                store=store,
+                rank=world.rank,
+                world_size=world.size,
+                timeout=timeout,
+            )
+            # torch prefixes tracebacks with the rank; the launcher does that for all output.
+            sys.excepthook = hook
+            # Nobody goes on, or ends and takes the store away, before all have their connections.
+            world, peers = _agree_on_hosts(world)
+    except BaseException:
+        sys.excepthook = hook
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        restore(environment)
+        raise
+    return Meeting(world=world, group=_default_group(), peers=peers, environment=environment, file=file)
+
+
+def restore(environment: dict[str, str | None]) -> None:
+    """Give the variables that :func:`meet` set their former values."""
+    for name, value in environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _default_group() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
+def _origin(world: World) -> str:
+    return "no launcher was found, which means" if world.source == "none" else f"{world.source} says"
+
+
+def _set_loopback(environment: dict[str, str | None]) -> None:
+    """On one host the ranks talk over loopback: host names of laptops and containers often do not resolve."""
+    names = {name for _, name in socket.if_nameindex()}
+    for name in ("lo", "lo0"):
+        if name in names:
+            environment["GLOO_SOCKET_IFNAME"] = None
+            os.environ["GLOO_SOCKET_IFNAME"] = name
+            return
+
+
+def _store(
+    world: World, settings: Settings, *, timeout: datetime.timedelta, generation: int
+) -> tuple[dist.Store, Path | None]:
+    """The store, and its file if it has one."""
+    if world.size == 1:
+        return dist.HashStore(), None
+    if settings.store is not None:
+        url = urlsplit(settings.store)
+        if url.scheme == "file":
+            return _file_store(Path(url.path), world, generation=generation)
+        if url.scheme == "tcp" and url.hostname and url.port:
+            return _tcp_store(url.hostname, url.port, world, settings, timeout=timeout), None
+        raise WorldError(
+            f"HORA_STORE={settings.store!r} is neither tcp://HOST:PORT nor file:///PATH.",
+            fix="Let `hora run` set it, or write for example HORA_STORE=tcp://10.0.0.1:29400.",
+        )
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if address and port:
+        return _env_store(f"env://{address}:{port}", world, timeout=timeout), None
+    if world.local_size == world.size and (key := _job_key()) is not None:
+        name = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
+        return _file_store(Path(tempfile.gettempdir()) / f"hora-{os.getuid()}-{name}", world, generation=generation)
+    raise WorldError(
+        f"Rank {world.rank} of {world.size} (from {world.source}) does not know where to meet the others.",
+        fix="Export MASTER_ADDR (a name of rank 0's host) and MASTER_PORT (a free port there) in the job script.",
+    )
+
+
+def _file_store(path: Path, world: World, *, generation: int) -> tuple[dist.Store, Path]:
+    path = path.with_name(f"{path.name}.{generation}")
+    return dist.FileStore(str(path), world.size), path  # removes the file when the last rank closes it
+
+
+def _tcp_store(
+    host: str, port: int, world: World, settings: Settings, *, timeout: datetime.timedelta
+) -> dist.Store:
+    key = f"tcp://{host}:{port}"
+    if key not in _stores:
+        listening = settings.store_fd if world.rank == 0 else None
+        _stores[key] = dist.TCPStore(
+            host,
+            port,
+            world.size,
+            is_master=world.rank == 0,
+            timeout=timeout,
+            wait_for_workers=False,
+            multi_tenant=False,
+            master_listen_fd=listening,
+        )
+    return _stores[key]
+
+
+def _env_store(key: str, world: World, *, timeout: datetime.timedelta) -> dist.Store:
+    if key not in _stores:
+        # torch's own rule of who serves: torchrun's agent does, rank 0 elsewhere.
+        _stores[key], _, _ = next(
+            iter(dist.rendezvous("env://", world.rank, world.size, timeout=timeout))
+        )
+    return _stores[key]
+
+
+def _job_key() -> str | None:
+    """A text that all ranks of this MPI or Slurm job share and no other job of this host does."""
+    if "PMIX_NAMESPACE" in os.environ:
+        return f"pmix {os.environ['PMIX_NAMESPACE']} {_launcher()}"
+    if "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" in os.environ:
+        restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
+        return f"slurm {os.environ['SLURM_JOB_ID']} {os.environ['SLURM_STEP_ID']} {restarts}"
+    launcher = _launcher()
+    return None if launcher is None else f"parent {launcher}"
+
+
+def _launcher() -> str | None:
+    """Id and start time of the nearest ancestor that is not a rank itself: MPI's daemon on this host.
+
+    A rank started through a shell script has the script as its parent, which carries the rank's
+    variables; the daemon above it does not.
+    """
+    pid = os.getppid()
+    marks = (b"PMI_RANK=", b"OMPI_COMM_WORLD_RANK=", b"PMIX_RANK=")
+    with contextlib.suppress(OSError):
+        while pid > 1:
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            # Fields after the command's closing parenthesis; 4th is the parent, 22nd the start time.
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            if not any(variable.startswith(marks) for variable in variables):
+                return f"{pid} {fields[19]}"
+            pid = int(fields[1])
+    return None
+
+
+@contextlib.contextmanager
+def _explain_absence(store: dist.Store, world: World, settings: Settings) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        absent = [rank for rank in range(world.size) if not _came(store, rank)]
+        if not absent:
+            raise WorldError(
+                f"The {world.size} ranks met, but could not connect to each other: {error}",
+                fix="If the hosts have several networks, set GLOO_SOCKET_IFNAME (and NCCL_SOCKET_IFNAME) to "
+                "the one they share.",
+            ) from error
+        names = ", ".join(map(str, absent))
+        raise WorldError(
+            f"{'Rank' if len(absent) == 1 else 'Ranks'} {names} of {world.size} did not come within "
+            f"{settings.timeout:g} s.",
+            fix="Look at the log of the first of them, or raise HORA_TIMEOUT if starting takes longer.",
+        ) from error
+
+
+def _came(store: dist.Store, rank: int) -> bool:
+    try:
+        return bool(store.check([f"came/{rank}"]))
+    except RuntimeError:
+        return True  # the store itself is gone, so nothing is known about this rank
+
+
+def _agree_on_hosts(world: World) -> tuple[World, tuple[int, ...]]:
+    """Find out which ranks share a host and which have this local rank; always also a barrier."""
+    if world.host_index >= 0:
+        host = world.host_index
+    else:  # the launcher did not say
+        name = f"{socket.gethostname()} {_boot_id()}"
+        host = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
+    device = "cpu" if "cpu" in engines(_default_group()) else "cuda"
+    mine = torch.tensor([host, world.local_rank], dtype=torch.int64, device=device)
+    everyone = [torch.empty_like(mine) for _ in range(world.size)]
+    dist.all_gather(everyone, mine)
+    places = [(int(place[0]), int(place[1])) for place in everyone]
+    peers = tuple(rank for rank, place in enumerate(places) if place[1] == world.local_rank)
+    if world.host_index < 0:
+        hosts = list(dict.fromkeys(found for found, _ in places))
+        world = replace(world, host_index=hosts.index(host), host_count=len(hosts))
+    return world, peers
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,165 @@
+"""The training loop's outer frame: epochs over a loader, shown to whoever watches."""
+
+from __future__ import annotations
+
+import collections
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from hora.core.errors import UsageError
+from hora.core.progress import Display, Progress, SilentDisplay, display
+from hora.torch._context import required
+from hora.torch._loader import Loader
+
+__all__ = ["Tracker", "track"]
+
+Batch = TypeVar("Batch")
+
+_WINDOW = 3.0
+"""Seconds over which the displayed rate is taken."""
+
+
+def track(
+    loader: Iterable[Batch], *, epochs: int | None = None, total: int | None = None
+) -> Tracker[Batch]:
+    """Iterate over the batches of all epochs, with live progress on rank 0.
+
+    With a :class:`Loader` it goes from ``loader.epoch`` up to ``epochs``, so that a resumed training
+    makes only what is left of it, and counts the samples of all workers. Any other iterable is gone
+    through ``epochs`` times and counts steps. Nothing here waits for another rank.
+
+    Args:
+        loader: what ``data_loader`` returned, or any iterable of batches.
+        epochs: of the whole training; None is the one that ``loader`` is at.
+        total: units (samples, or steps) of the whole training, if it ends otherwise than ``epochs`` says.
+    """
+    return Tracker(loader, epochs=epochs, total=total)
+
+
+class Tracker(Generic[Batch]):
+    """Iterates over batches and shows progress; made by :func:`track`.
+
+    Attributes:
+        step: steps handed out so far.
+        epoch: the current epoch; the first is 0.
+        samples: samples of all workers up to and with the current batch (steps, if not a loader's).
+    """
+
+    def __init__(self, loader: Iterable[Batch], *, epochs: int | None, total: int | None) -> None:
+        if epochs is not None and (not isinstance(epochs, int) or epochs < 0):
+            raise UsageError(f"epochs={epochs!r} is not a whole number of epochs.", fix="Write epochs=10.")
+        self._context = required("track")
+        self._loader = loader
+        self._own = loader if isinstance(loader, Loader) else None
+        first = self._own.epoch if self._own is not None else 0
+        self._epochs = first + 1 if epochs is None else epochs
+        self._total = max(self._epochs, first) * self._per_epoch() if total is None else total
+        self._watched = self._context.world.rank == 0
+        self._display: Display = SilentDisplay()
+        self._values: dict[str, float] = {}
+        self._started = time.perf_counter()
+        self._recent: collections.deque[tuple[float, int]] = collections.deque()
+        self._logged: tuple[float, int] = (self._started, 0)
+        self.step = 0
+        self.epoch = first
+        self.samples = self._done_before()
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._watched:
+            self._display = display(self._context.settings, stream=sys.stderr)
+        self._started = time.perf_counter()
+        self._logged = (self._started, self.samples)
+        self._recent.append(self._logged)
+        try:
+            for epoch in range(self.epoch, self._epochs):
+                self.epoch = epoch
+                for batch in self._loader:
+                    self.step += 1
+                    self.samples += self._units()
+                    yield batch
+                    self._show()
+        finally:
+            self._display.close()
+
+    def log(self, **values: Any) -> None:
+        """Show values beside the progress, and keep them as one record of ``metrics.jsonl``.
+
+        Rank 0 shows and writes, the others do nothing, so give values that are already reduced
+        (``hora.mean``). Numbers and tensors of one element are shown; anything that JSON can hold is
+        written.
+        """
+        if not self._watched:
+            return
+        plain = {name: value.item() if isinstance(value, torch.Tensor) else value for name, value in values.items()}
+        self._values |= {name: float(value) for name, value in plain.items() if isinstance(value, int | float)}
+        if self._context.run is None:
+            return
+        now = time.perf_counter()
+        since, before = self._logged
+        self._logged = (now, self.samples)
+        record = {
+            "kind": "train",
+            "step": self.step,
+            "epoch": self._fractional_epoch(),
+            "time": now - self._started,
+            "samples_per_second": (self.samples - before) / max(now - since, 1e-9),
+        }
+        self._context.run.append_metrics(record | plain)
+
+    def note(self, text: str) -> None:
+        """Say something once beside the progress, such as "target reached"."""
+        if self._watched:
+            self._display.note(text)
+
+    @property
+    def rate(self) -> float:
+        """Samples (or steps) per second of all workers over the last seconds."""
+        if len(self._recent) < 2:
+            return 0.0
+        (since, before), (now, done) = self._recent[0], self._recent[-1]
+        return (done - before) / max(now - since, 1e-9)
+
+    def _show(self) -> None:
+        if not self._watched:
+            return
+        now = time.perf_counter()
+        self._recent.append((now, self.samples))
+        while now - self._recent[0][0] > _WINDOW and len(self._recent) > 2:
+            self._recent.popleft()
+        self._display.update(
+            Progress(
+                done=self.samples,
+                total=self._total,
+                unit="samples" if self._own is not None else "steps",
+                step=self.step,
+                epoch=self.epoch + 1,
+                epochs=self._epochs,
+                values=self._values,
+                rate=self.rate,
+                size=self._context.world.size,
+            )
+        )
+
+    def _units(self) -> int:
+        if self._own is None:
+            return 1
+        return round(self._own.samples_per_worker * self._context.world.size)
+
+    def _per_epoch(self) -> int:
+        """Units that one whole epoch hands out; 0 when nobody knows."""
+        if self._own is not None:
+            return self._own.samples_per_epoch
+        return len(self._loader) if isinstance(self._loader, Sized) else 0
+
+    def _done_before(self) -> int:
+        if self._own is None:
+            return 0
+        return self._own.epoch * self._per_epoch() + self._own.state_dict()["position"] % self._own.samples
+
+    def _fractional_epoch(self) -> float:
+        per_epoch = self._per_epoch()
+        return self.samples / per_epoch if per_epoch else float(self.epoch)
