@@ -26,6 +26,8 @@ MOST_IMAGE_BYTES = 16_384
 RANK_SAMPLES = 2000
 """Records from which the spread of the ranks is taken; more would not change a quartile visibly."""
 MOST_TRACEBACK = 20_000
+LEAST, MOST = 1e-38, 1e38
+"""The range of normal float32 numbers."""
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -119,15 +121,22 @@ def mapping(value: object) -> dict[str, Any]:
 
 
 def real(value: object) -> float:
-    """``value`` as a float; NaN when it is not a number."""
-    if type(value) is float:
+    """``value`` as a float; NaN when it is not a number.
+
+    Numbers beyond float32's range become infinite or zero: a loss of 1e200 has diverged, and an axis could
+    not hold it.
+    """
+    if type(value) is not float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return math.nan
+        try:
+            value = float(value)
+        except OverflowError:
+            return math.inf if value > 0 else -math.inf
+    size = abs(value)
+    if LEAST <= size <= MOST or size == 0:
         return value
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return math.nan
-    try:
-        return float(value)
-    except OverflowError:
-        return math.nan
+    return 0.0 if size < LEAST else math.copysign(math.inf, value) if size > MOST else value
 
 
 def _read_metrics(path: Path, data: RunData) -> None:

@@ -47,7 +47,7 @@ class Axis:
             count: about how many ticks.
             snap: end at ticks; else exactly at the smallest and the largest value.
         """
-        finite = [value for value in values if math.isfinite(value) and abs(value) < 1e300] or [0.0, 1.0]
+        finite = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
         low, high = min(finite), max(finite)
         if log and low > 0 and high / low > 100:
             return cls._logarithmic(low, high, count)
