@@ -135,7 +135,7 @@ def box_chart(boxes: Sequence[Box], *, title: str, x_label: str, y_label: str) -
             f'<rect class="range" x="{_n(center - thin_wide / 2)}" y="{high}" width="{_n(thin_wide)}" '
             f'height="{_n(max(1.0, low - high))}"/>'
             f'<rect class="half" x="{_n(left)}" y="{upper}" width="{_n(wide)}" '
-            f'height="{_n(max(1.0, lower - upper))}" rx="2"/>'
+            f'height="{_n(max(1.0, lower - upper))}" rx="{_n(min(2.0, wide / 6))}"/>'
             f'<path class="median" d="M{_n(left)} {median}h{_n(wide)}"/></g>'
         )
         if index % every == 0:
@@ -258,7 +258,7 @@ def _svg(title: str, about: str, parts: Sequence[str], *, height: int = HEIGHT) 
 
 def _grid(axis: Axis, label: str) -> str:
     name = f"{label} (log scale)".strip() if axis.log else label
-    parts = [f'<text class="axis" x="{LEFT - 46}" y="14">{escape(name)}</text>']
+    parts = [f'<text class="axis" x="0" y="14">{escape(name)}</text>']
     for tick, text in zip(axis.ticks, axis.labels(), strict=True):
         y = _y(axis, tick)
         parts.append(f'<path class="grid" d="M{LEFT} {y}H{WIDTH - RIGHT}"/>')
