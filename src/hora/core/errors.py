@@ -10,6 +10,7 @@ HoraError
 ├── SettingError                  a HORA_* variable or flag with a wrong value
 ├── WorldError                    partial or contradictory launch variables (RANK, SLURM_PROCID, ...)
 ├── DataError                     a data path that is missing, truncated or of the wrong shape
+├── TrainingError                 a training that cannot go on: its loss is not finite
 ├── RunDirectoryError             a run directory that is occupied, unwritable or unreadable
 │   └── DiskFullError             no space left where the run writes
 ├── LaunchError                   a job that cannot be started
@@ -39,6 +40,7 @@ __all__ = [
     "NotInitializedError",
     "RunDirectoryError",
     "SettingError",
+    "TrainingError",
     "UsageError",
     "WorldError",
 ]
@@ -112,6 +114,10 @@ class WorldError(HoraError):
 
 class DataError(HoraError):
     """A data path is missing, truncated or holds data of the wrong shape."""
+
+
+class TrainingError(HoraError):
+    """A training cannot go on: its loss is not finite."""
 
 
 class RunDirectoryError(HoraError):

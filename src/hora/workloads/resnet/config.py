@@ -32,6 +32,11 @@ class DataConfig:
     image_size: int = 224
     decoders: int = 4
 
+    @property
+    def side(self) -> int:
+        """Height and width of what the model gets, in pixels."""
+        return self.image_size if self.kind == "folder" else 28
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -97,6 +102,7 @@ class Profile:
     Attributes:
         target: top-1 accuracy on the test images, 0 to 1, at which the training has succeeded.
         optimizers: what ``--optimizer`` chooses from; the first is the default.
+        eval_batch: samples of all workers together in one step of an evaluation.
         train_on: finish the schedule although the target is reached.
         log_every: steps between two records in metrics.jsonl.
         calibration_seconds: about how long the measurement of the scaling factor may take; 0: none.
@@ -109,6 +115,7 @@ class Profile:
     data: DataConfig
     model: ModelConfig
     optimizers: tuple[OptimizerConfig, ...]
+    eval_batch: int = 500
     label_smoothing: float = 0.1
     precision: Precision = "auto"
     seed: int = 1
@@ -127,7 +134,7 @@ PROFILES: dict[str, Profile] = {
         Profile(
             name="quick",
             target=0.87,
-            epochs=12,
+            epochs=10,
             global_batch=128,
             data=DataConfig(kind="subset"),
             model=SMALL,
@@ -154,6 +161,7 @@ PROFILES: dict[str, Profile] = {
                 OptimizerConfig(lr=0.128, weight_decay=1e-4, warmup_epochs=5.0),
                 OptimizerConfig(name="lars", lr=5.0, weight_decay=2e-4, warmup_epochs=5.0),
             ),
+            eval_batch=256,
             log_every=20,
         ),
     )

@@ -51,7 +51,7 @@ class FolderImages:
     """
 
     def __init__(self, root: Path, config: DataConfig, *, classes: Sequence[str] | None = None) -> None:
-        _need_pillow()
+        need_pillow()
         if not root.is_dir():
             raise DataError(
                 f"There is no folder {root}.",
@@ -150,7 +150,8 @@ def random_box(width: int, height: int, draws: NDArray[np.float64]) -> tuple[flo
     return x, y, x + side, y + side
 
 
-def _need_pillow() -> None:
+def need_pillow() -> None:
+    """Raise MissingExtraError when Pillow is not installed."""
     try:
         import PIL.Image  # noqa: F401
     except ImportError:

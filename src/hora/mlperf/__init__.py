@@ -1,0 +1,7 @@
+"""MLPerf's log format. A run of Hora's workloads is format-compliant; it is not an MLPerf result."""
+
+from __future__ import annotations
+
+from hora.mlperf.log import MLPerfLog, resnet_hyperparameters
+
+__all__ = ["MLPerfLog", "resnet_hyperparameters"]
