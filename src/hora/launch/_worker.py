@@ -188,6 +188,7 @@ def _new_main(*, file: str | None, loader: object) -> ModuleType:
     module.__builtins__ = __builtins__  # type: ignore[attr-defined]
     module.__loader__ = loader  # type: ignore[assignment]
     module.__annotations__ = {}
+    module.__cached__ = None  # type: ignore[attr-defined]
     if file is not None:
         module.__file__ = file
     sys.modules["__main__"] = module
