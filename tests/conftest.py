@@ -1,0 +1,131 @@
+"""Fixtures for all tests: bodies that run on several ranks, and a check that no test leaves anything behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "ranks(*sizes): run the body on this many ranks (see tests/ranks.py)")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    mark = metafunc.definition.get_closest_marker("ranks")
+    if mark is not None:
+        metafunc.fixturenames.append("ranks_size")
+        metafunc.parametrize("ranks_size", mark.args, ids=[f"{size}-ranks" for size in mark.args])
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Ranks are forked, which wants a process that other tests have not made threads in yet.
+    items.sort(key=lambda item: item.get_closest_marker("ranks") is None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if pyfuncitem.get_closest_marker("ranks") is None:
+        return None
+    from tests.ranks import run_ranks
+
+    names = pyfuncitem._fixtureinfo.argnames
+    arguments = {name: pyfuncitem.funcargs[name] for name in names}
+    size: int = pyfuncitem.callspec.params["ranks_size"]
+    run_ranks(size, _Body(pyfuncitem.obj, arguments))
+    return True
+
+
+@dataclass
+class _Body:
+    function: Any
+    arguments: dict[str, Any]
+
+    def __call__(self) -> None:
+        self.function(**self.arguments)
+
+
+@pytest.fixture(autouse=True)
+def hygiene() -> Iterator[None]:
+    """Fails a test that leaves threads, child processes, variables, open files, shared memory or a group."""
+    before = _Traces.now()
+    yield
+    left = _Traces.now().beyond(before)
+    assert not left, f"the test left behind: {'; '.join(left)}"
+
+
+@dataclass(frozen=True)
+class _Traces:
+    threads: frozenset[str]
+    children: frozenset[str]
+    environment: frozenset[tuple[str, str]]
+    files: frozenset[str]
+    shared_memory: frozenset[str]
+    group: frozenset[str]
+
+    @classmethod
+    def now(cls) -> _Traces:
+        return cls(
+            threads=frozenset(
+                f"{thread.name} ({thread.ident})"
+                for thread in threading.enumerate()
+                if not thread.name.startswith("pytest_timeout")
+            ),
+            children=frozenset(_children()),
+            environment=frozenset(item for item in os.environ.items() if item[0] != "PYTEST_CURRENT_TEST"),
+            files=frozenset(_open_files(tempfile.gettempdir())),
+            shared_memory=frozenset(_shared_memory()),
+            group=frozenset(_group()),
+        )
+
+    def beyond(self, before: _Traces) -> list[str]:
+        left = []
+        for name in ("threads", "children", "environment", "files", "shared_memory", "group"):
+            more = getattr(self, name) - getattr(before, name)
+            if more:
+                left.append(f"{name.replace('_', ' ')}: {', '.join(map(str, sorted(more)))}")
+        gone = {key for key, _ in before.environment} - {key for key, _ in self.environment}
+        if gone:
+            left.append(f"removed variables: {', '.join(sorted(gone))}")
+        return left
+
+
+def _children() -> list[str]:
+    return [
+        child
+        for task in Path("/proc/self/task").iterdir()
+        for child in (task / "children").read_text().split()
+    ]
+
+
+def _open_files(folder: str) -> list[str]:
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(entry.readlink())
+        except FileNotFoundError:  # the directory's own descriptor, closed by now
+            continue
+        # pytest captures output in files of the same folder that have no name any more.
+        if target.startswith(folder) and not target.endswith("(deleted)"):
+            found.append(target)
+    return found
+
+
+def _shared_memory() -> list[str]:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    mapped = {line.split(maxsplit=5)[5] for line in lines if "/dev/shm/" in line}
+    return [*mapped, *(str(path) for path in Path("/dev/shm").glob(f"*_{os.getpid()}_*"))]
+
+
+def _group() -> list[str]:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        return ["torch.distributed is initialized"]
+    return []
