@@ -189,6 +189,16 @@ def test_bar_drops_the_least_important_first(width: int) -> None:
     assert ("per worker" in text) == (width >= 80)
 
 
+@pytest.mark.parametrize("width", [1, 2, 5, 9, 15, 25])
+def test_a_sliver_of_a_terminal(width: int) -> None:
+    stream = io.StringIO()
+    bar = BarDisplay(stream, width=width)
+    bar.update(HALF)
+    bar.close()
+    plain = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", stream.getvalue())
+    assert all(len(line) < width for line in plain.replace("\r", "").split("\n"))
+
+
 def test_brackets_colours_and_long_lines_pass_through(terminal: Terminal) -> None:
     bar = BarDisplay(terminal.stream, every=0.0)
     bar.update(HALF)
@@ -340,6 +350,16 @@ def test_lines_do_not_flood_when_epochs_are_tiny() -> None:
         clock.now = epoch * 0.01
         lines.update(Progress(done=epoch, total=2000, epoch=epoch, epochs=2000))
     assert 9 <= len(stream.getvalue().splitlines()) <= 11
+
+
+def test_a_note_does_not_put_off_the_next_line() -> None:
+    stream, clock = io.StringIO(), Clock()
+    lines = LineDisplay(stream, clock=clock)
+    clock.now = 9.0
+    lines.note("note")
+    clock.now = 10.0
+    lines.update(Progress(done=1, total=2))
+    assert stream.getvalue().splitlines() == ["note", "50 %"]
 
 
 def test_lines_hold_no_control_characters() -> None:

@@ -118,6 +118,7 @@ class LineDisplay:
             before, self._pending = self._pending, progress
             waited = self._clock() - self._last
             if before is not None and before.epoch != progress.epoch and waited >= min(1.0, self._every):
+                self._last = self._clock()
                 self._write(words.line(before))
             elif waited >= self._every or words.fraction(progress) == 1.0:
                 self._write_pending()
@@ -138,10 +139,10 @@ class LineDisplay:
     def _write_pending(self) -> None:
         progress, self._pending = self._pending, None
         if progress is not None:
+            self._last = self._clock()
             self._write(words.line(progress))
 
     def _write(self, text: str) -> None:
-        self._last = self._clock()
         if self._gone:
             return
         try:

@@ -224,13 +224,15 @@ def _cell(value: float, form: str) -> str:
 
 
 def _tables(data: RunData) -> list[tuple[str, list[tuple[str, str]]]]:
-    named = [("Configuration", "config"), ("World", "world"), ("Versions", "versions")]
-    tables = [(title, list(_flat(data.entry(key)))) for title, key in named]
+    named = [("Workload", "config"), ("World", "world"), ("Versions", "versions")]
+    # run.json holds the world of rank 0, who wrote it; its own place among the ranks says nothing here.
+    own = {"rank", "local_rank", "host_index"}
+    tables = [(title, [row for row in _flat(data.entry(key)) if row[0] not in own]) for title, key in named]
     known = {"config", "world", "versions", "summary", "created", "start", "ended", "failure"}
     rest = {key: value for key, value in data.about.items() if key not in known}
     if isinstance(rest.get("command"), list):
         rest["command"] = shlex.join(map(str, rest["command"]))
-    tables.insert(0, ("Job", list(_flat(rest))))
+    tables.insert(1, ("Job", list(_flat(rest))))
     return [(title, rows[:MOST_ROWS]) for title, rows in tables if rows]
 
 
@@ -245,7 +247,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
 
 
 def _plain(value: object) -> str:
-    if value is None:
+    if value is None or value in ([], {}):
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
