@@ -218,6 +218,37 @@ def test_a_rank_that_hangs_on_its_way_out_after_an_exception_is_still_the_failur
     assert ended.seconds < 6
 
 
+def test_an_exit_code_survives_hanging_on_the_way_out(bench: Bench) -> None:
+    ended = bench(
+        """
+        import threading
+        threading.Thread(target=time.sleep, args=(60,)).start()
+        sys.exit(3)
+        """,
+        workers=1,
+    )
+    assert ended.code == 3
+    assert "rank 0 of 1 failed" in ended.err
+
+
+def test_torch_tells_its_traceback_once_and_its_gloo_errors_are_echoes(bench: Bench) -> None:
+    ended = bench(
+        """
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(1))
+        if rank == 1:
+            raise ValueError("in the middle")
+        dist.all_reduce(torch.ones(1))
+        """
+    )
+    assert ended.code == 1
+    assert "rank 1 of 2 failed" in ended.err
+    assert ended.err.count("ValueError: in the middle") == 1
+    assert "rank 0: echo: connection to rank 1 lost" in ended.err
+    assert ended.err.count("Traceback") == 1
+
+
 def test_a_rank_that_ignores_sigterm_is_killed(bench: Bench) -> None:
     ended = bench(
         """

@@ -266,7 +266,8 @@ def _record(error: BaseException, path: str, notify: int) -> None:
     except OSError as problem:
         print(f"hora: {path} cannot be written: {problem}", file=sys.stderr)
     else:
-        if sys.excepthook is sys.__excepthook__:
+        # torch.distributed puts a hook of its own in place, which prints the traceback once more.
+        if sys.excepthook is sys.__excepthook__ or str(sys.excepthook.__module__).startswith("torch."):
             sys.excepthook = _say_nothing
     try:
         os.write(notify, f"{record['rank']}\n".encode())
@@ -291,7 +292,6 @@ def _describe(error: BaseException) -> dict[str, Any]:
         message = str(error)
     except Exception:  # noqa: BLE001 - a broken __str__ must not hide the failure
         message = "(its text cannot be shown: str() of it raises)"
-    is_exit = isinstance(error, SystemExit)
     return {
         "type": kind,
         "message": message,
@@ -299,7 +299,8 @@ def _describe(error: BaseException) -> dict[str, Any]:
         "where": _own_line(frames),
         "hora": _hora_parts(error),
         "echo": _is_echo(error),
-        "exit": is_exit,
+        "exit": isinstance(error, SystemExit),
+        "code": error.code & 0xFF if isinstance(error, SystemExit) and isinstance(error.code, int) else 1,
     }
 
 

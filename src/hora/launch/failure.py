@@ -27,6 +27,12 @@ SAME_MOMENT = 5.0
 TAIL_LINES = 12
 """Lines of stderr shown for a rank that left no traceback."""
 
+LONGEST = 300
+"""Characters shown of such a line."""
+
+UNTOLD = (_worker.__file__, "Extension modules: ")
+"""Parts of faulthandler's output that say nothing about the fault."""
+
 ABORTS = (signal.SIGABRT,)
 """Signals by which C++ code ends after an exception of its own, which may be an echo."""
 
@@ -78,7 +84,8 @@ class Outcome:
     def exit_code(self) -> int:
         """As a shell counts: 128 and the number for a signal."""
         if self.record is not None and (self.stop_sent is not None or self.code == 0):
-            return 1  # it had failed, and then hung on its way out or hid its exit code
+            code = self.record.get("code")  # it had failed, and then hung on its way out or hid its exit code
+            return code if isinstance(code, int) and 0 < code < 256 else 1
         return 128 - self.code if self.code < 0 else self.code
 
     @property
@@ -207,7 +214,9 @@ def _details(first: Outcome) -> list[str]:
     record = first.record
     lines: list[str] = []
     if record is None:
-        lines = [line for line in first.tail if _worker.__file__ not in line][-TAIL_LINES:]
+        lines = [line[:LONGEST] for line in first.tail if not any(word in line for word in UNTOLD)][
+            -TAIL_LINES:
+        ]
         if lines:
             lines.insert(0, "its last lines on stderr:")
         if first.memory and first.code == -signal.SIGKILL:
