@@ -36,6 +36,8 @@ class Bucket:
         self._dtype, self._device = first.dtype, first.device
         self._sizes = [parameter.numel() for parameter in self.parameters]
         self._elements = sum(self._sizes)
+        # Of a tensor with gaps or overlaps, empty_like has the plain strides.
+        self._strides = [torch.empty_like(parameter, device="meta").stride() for parameter in self.parameters]
         self._contiguous = all(parameter.is_contiguous() for parameter in self.parameters)
         self._views: Sequence[torch.Tensor] = ()
         self._absent: list[int] = []
@@ -84,10 +86,11 @@ class Bucket:
         """
         gradients = [parameter.grad for parameter in self.parameters]
         with torch.no_grad():
-            inside = [
-                gradient is not None and gradient.data_ptr() == address
-                for gradient, address in zip(gradients, self._addresses, strict=True)
-            ]
+            inside = []
+            for index, (gradient, address) in enumerate(zip(gradients, self._addresses, strict=True)):
+                if gradient is not None and (gradient.layout != torch.strided or gradient.requires_grad):
+                    self._refuse(index, gradient)
+                inside.append(gradient is not None and gradient.data_ptr() == address)
             if self._users() > self._own_users + sum(inside):
                 # Somebody keeps a gradient of an earlier step; plain torch would not change it either.
                 self._allocate()
@@ -98,8 +101,6 @@ class Bucket:
                 if gradient is None:
                     absent.append(index)
                     continue
-                if gradient.layout != torch.strided or gradient.requires_grad:
-                    self._refuse(index, gradient)
                 if not inside[index]:
                     sources.append(gradient)
                     targets.append(views[index])
@@ -172,11 +173,9 @@ class Bucket:
             views: Sequence[torch.Tensor] = torch._C._nn.unflatten_dense_tensors(self._payload, self.parameters)
             return views
         views, offset = [], 0
-        for parameter, size in zip(self.parameters, self._sizes, strict=True):
-            piece = self._payload[offset : offset + size]
+        for parameter, size, stride in zip(self.parameters, self._sizes, self._strides, strict=True):
             # In the parameter's own memory order (channels last, say), as optimizers work on both.
-            dense = torch._prims_common.is_non_overlapping_and_dense(parameter)
-            views.append(piece.as_strided(parameter.shape, parameter.stride()) if dense else piece.view_as(parameter))
+            views.append(self._payload.as_strided(parameter.shape, stride, offset))
             offset += size
         return views
 

@@ -143,7 +143,7 @@ class _Distributed:
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # Copies and pickles are plain optimizers: their parameters are other tensors.
         plain = type(self).__mro__[2]
-        return copyreg.__newobj__, (plain,), self.__getstate__()  # type: ignore[attr-defined]
+        return copyreg._reconstructor, (plain, object, None), self.__getstate__()  # type: ignore[attr-defined]
 
 
 def _distributed_class(plain: type[Optimizer]) -> type[Optimizer]:

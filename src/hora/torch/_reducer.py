@@ -149,7 +149,6 @@ class Reducer:
         self._ends = []
 
     def _launch(self, bucket: Bucket, *, nothing: bool = False) -> None:
-        self._next += 1
         if nothing:
             bucket.pack_nothing(mark=self._steps % 2)
         else:
@@ -157,6 +156,7 @@ class Reducer:
         bucket.started = time.time()
         bucket.work = self._context.group.allreduce([bucket.wire], self._options)
         self._context.pending.add(bucket.work)
+        self._next += 1
 
     def end(self, cycle: int) -> None:
         """Called when a backward has made all its gradients."""
