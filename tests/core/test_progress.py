@@ -189,6 +189,16 @@ def test_bar_drops_the_least_important_first(width: int) -> None:
     assert ("per worker" in text) == (width >= 80)
 
 
+def test_bar_drops_the_learning_rate_before_an_accuracy() -> None:
+    stream = io.StringIO()
+    bar = BarDisplay(stream, width=50)
+    bar.update(
+        Progress(done=1, total=2, values={"loss": 0.4, "lr": 0.1, "accuracy": 0.8}, rate=2000.0, size=2)
+    )
+    assert "accuracy 0.800" in stream.getvalue()
+    assert "lr" not in stream.getvalue()
+
+
 @pytest.mark.parametrize("width", [1, 2, 5, 9, 15, 25])
 def test_a_sliver_of_a_terminal(width: int) -> None:
     stream = io.StringIO()

@@ -159,11 +159,13 @@ class BarDisplay:
             bar = _bar(part, min(room, WIDEST_BAR), unicode=self._unicode)
             first = bar.append(" " * GAP).append_text(first) if room >= NARROWEST_BAR else first
         # First the loss, then the speed, the second value (an accuracy, say), the speed per worker, the rest.
-        ranks = {0: 1, 1: 3}
-        values = [
-            (ranks.get(index, 4 + index), f"{name} {value}", "")
-            for index, (name, value) in enumerate(words.values(progress))
-        ]
+        values, measured = [], 0
+        for name, value in words.values(progress):
+            rank = (
+                9 if name == "lr" else (1, 3, 5)[min(measured, 2)]
+            )  # the schedule's own number surprises nobody
+            measured += name != "lr"
+            values.append((rank, f"{name} {value}", ""))
         second = _fit(
             [
                 *values,
