@@ -1,4 +1,4 @@
-"""Fixtures for all tests: bodies that run on several ranks, and a check that no test leaves anything behind."""
+"""Fixtures for all tests: bodies that run on several ranks, and a check that nothing is left behind."""
 
 from __future__ import annotations
 

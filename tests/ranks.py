@@ -1,4 +1,4 @@
-"""Runs a test's body on several ranks, forked from the test process: a 2-rank test costs a fraction of a second.
+"""Runs a test's body on several ranks, forked from the test process, so that it costs well under a second.
 
     @ranks(2)                # or ranks(1, 2, 3, 4): the test is repeated with each number
     def test_sum():
@@ -82,12 +82,20 @@ def run_ranks(
     sys.stdout.flush()
     sys.stderr.flush()
     with tempfile.TemporaryDirectory(prefix="hora-ranks-") as folder:
-        chosen = Settings(**{"store": f"file://{folder}/store", "timeout": limit, "progress": "off"} | settings)
+        chosen = Settings(
+            **{"store": f"file://{folder}/store", "timeout": limit, "progress": "off"} | settings
+        )
         started: list[_Rank] = []
         try:
             for number in range(size):
                 world = World(
-                    rank=number, size=size, local_rank=number, local_size=size, host_index=0, host_count=1, source="test"
+                    rank=number,
+                    size=size,
+                    local_rank=number,
+                    local_size=size,
+                    host_index=0,
+                    host_count=1,
+                    source="test",
                 )
                 started.append(_fork(world, chosen, Path(folder), body, args, init=init, siblings=started))
             overdue = _collect(started, limit=limit)
@@ -125,13 +133,13 @@ def _fork(
         for sibling in siblings:
             os.close(sibling.pipe)
         # Kept open on purpose: the handler writes to it while the interpreter may be stuck.
-        faulthandler.register(signal.SIGUSR1, file=stacks.open("w"), all_threads=True)  # noqa: SIM115
+        faulthandler.register(signal.SIGUSR1, file=stacks.open("w"), all_threads=True)
         outcome = _outcome(world, settings, body, args, init=init)
         data = pickle.dumps(outcome)
         while data:
             data = data[os.write(writer, data) :]
         code = 0
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - the child must not return into pytest
         traceback.print_exc()
     finally:
         with contextlib.suppress(Exception):
@@ -151,7 +159,7 @@ def _outcome(
         pickle.dumps(result)
     except pytest.skip.Exception as skipped:
         return "skip", str(skipped)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - every failure is the parent's to show
         return "error", traceback.format_exc()
     return "ok", result
 

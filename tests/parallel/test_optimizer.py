@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.ranks import RankFailure, ranks, run_ranks
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import hora.torch as hora
 from hora.core.errors import GradientError
-from tests.ranks import RankFailure, ranks, run_ranks
 
 BATCH = 12
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
@@ -86,7 +86,9 @@ def same(model: nn.Module, reference: nn.Module, *, tolerance: float = 1e-12) ->
             assert torch.allclose(ours.grad, theirs.grad, rtol=tolerance, atol=tolerance), name
 
 
-def distributed(model: nn.Module, make: MakeOptimizer = OPTIMIZERS["sgd"], **options: Any) -> torch.optim.Optimizer:
+def distributed(
+    model: nn.Module, make: MakeOptimizer = OPTIMIZERS["sgd"], **options: Any
+) -> torch.optim.Optimizer:
     return hora.DistributedOptimizer(make(model.parameters()), model, **options)
 
 
@@ -209,7 +211,9 @@ def test_freezing_later_and_groups_added_later() -> None:
 @ranks(1, 2)
 def test_mixed_dtypes_and_memory_formats() -> None:
     torch.manual_seed(0)
-    model = nn.ModuleList([nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), nn.Linear(16, 2).bfloat16()])
+    model = nn.ModuleList(
+        [nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), nn.Linear(16, 2).bfloat16()]
+    )
     model.append(nn.Linear(2, 2).double())
     model.register_parameter("empty", nn.Parameter(torch.empty(0, 3)))
     model.register_parameter("complex", nn.Parameter(torch.ones(3, dtype=torch.complex128)))
@@ -262,7 +266,9 @@ def test_closures_average_inside_and_lbfgs_takes_the_same_path() -> None:
         for step in range(3):
             for each, optimizer, union in ((model, ours, False), (reference, plain, True)):
 
-                def closure(each: nn.Module = each, optimizer: Any = optimizer, union: bool = union) -> torch.Tensor:
+                def closure(
+                    each: nn.Module = each, optimizer: Any = optimizer, union: bool = union
+                ) -> torch.Tensor:
                     optimizer.zero_grad()
                     loss = loss_of(each, step, union=union)  # noqa: B023 - called at once
                     loss.backward()
@@ -341,7 +347,9 @@ def test_reentrant_checkpoints() -> None:
                 optimizer.zero_grad()
                 hidden = each.shared(each.inner(x))
                 for _ in range(2):
-                    hidden = checkpoint(lambda h, each=each: torch.tanh(each.shared(h)), hidden, use_reentrant=reentrant)
+                    hidden = checkpoint(
+                        lambda h, each=each: torch.tanh(each.shared(h)), hidden, use_reentrant=reentrant
+                    )
                 ((each.head(each.shared(hidden)) - y) ** 2).mean().backward()
                 optimizer.step()
             same(model, reference)

@@ -22,8 +22,10 @@ def require_same(
 
     Args:
         items: descriptions, one per tensor.
+        context: the job.
         what: what the items are, as the subject of the message ("The parameters").
         fix: what to write instead.
+        error: the class to raise.
     """
     if context.world.size == 1:
         return
@@ -37,7 +39,8 @@ def require_same(
     for rank, other in enumerate(lists):
         if other == lists[0]:
             continue
-        place = next((i for i, pair in enumerate(zip(lists[0], other, strict=False)) if pair[0] != pair[1]), None)
+        pairs = enumerate(zip(lists[0], other, strict=False))
+        place = next((index for index, (first, second) in pairs if first != second), None)
         if place is None:
             difference = f"rank 0 has {len(lists[0])} of them and rank {rank} has {len(other)}"
         else:

@@ -170,7 +170,9 @@ class Bucket:
 
     def _make_views(self) -> Sequence[torch.Tensor]:
         if self._contiguous:
-            views: Sequence[torch.Tensor] = torch._C._nn.unflatten_dense_tensors(self._payload, self.parameters)
+            views: Sequence[torch.Tensor] = torch._C._nn.unflatten_dense_tensors(
+                self._payload, self.parameters
+            )
             return views
         views, offset = [], 0
         for parameter, size, stride in zip(self.parameters, self._sizes, self._strides, strict=True):
@@ -183,12 +185,12 @@ class Bucket:
         name = self.names[index]
         if gradient.layout != torch.strided:
             raise GradientError(
-                f"The gradient of {name} is sparse ({gradient.layout}); DistributedOptimizer averages dense ones.",
-                fix="Build the module with sparse=False (torch.nn.Embedding), or allgather its rows yourself.",
+                f"The gradient of {name} is sparse; DistributedOptimizer averages dense gradients.",
+                fix="Build the module with sparse=False (torch.nn.Embedding).",
             )
         raise GradientError(
-            f"The gradient of {name} is itself differentiable (backward(create_graph=True)); averaging it over "
-            "the ranks would cut its graph.",
+            f"The gradient of {name} is itself differentiable (backward(create_graph=True)); averaging it "
+            "over the ranks would cut its graph.",
             fix="Write torch.autograd.grad(loss, parameters, create_graph=True) for the inner derivative.",
         )
 

@@ -18,7 +18,18 @@ import torch.distributed as dist
 from hora.core.errors import CollectiveError
 from hora.torch._context import Context, required
 
-__all__ = ["Average", "Max", "Min", "Product", "ReduceOp", "Sum", "allgather", "allreduce", "barrier", "broadcast"]
+__all__ = [
+    "Average",
+    "Max",
+    "Min",
+    "Product",
+    "ReduceOp",
+    "Sum",
+    "allgather",
+    "allreduce",
+    "barrier",
+    "broadcast",
+]
 
 
 class ReduceOp(enum.Enum):
@@ -171,7 +182,7 @@ def check_root(root_rank: int, context: Context, *, function: str) -> None:
     size = context.world.size
     if not isinstance(root_rank, int) or not 0 <= root_rank < size:
         raise CollectiveError(
-            f"{function}: root_rank={root_rank!r} is not a rank of this job, whose ranks are 0 to {size - 1}.",
+            f"{function}: root_rank={root_rank!r} is not a rank of this job (0 to {size - 1}).",
             fix=f"Write {function}(..., root_rank=0), or another rank below {size}.",
         )
 
@@ -194,7 +205,7 @@ def _agree_on_shapes(local: torch.Tensor, context: Context) -> list[int]:
     for rank, row in enumerate(rows):
         if row[1] > _MAX_DIMENSIONS:
             raise CollectiveError(
-                f"allgather: the tensor of rank {rank} has {row[1]} dimensions; at most {_MAX_DIMENSIONS} work.",
+                f"allgather: the tensor of rank {rank} has {row[1]} dimensions, more than {_MAX_DIMENSIONS}.",
                 fix="Join some of them first: tensor.flatten(1).",
             )
         if row[:2] + row[3:] != rows[0][:2] + rows[0][3:]:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from hora.core.errors import UsageError
 from hora.torch._order import sample_seed
@@ -36,8 +36,11 @@ class TensorFetcher:
     def __init__(
         self, tensors: tuple[torch.Tensor, ...], *, collate_fn: Callable[..., Any] | None, num_workers: int
     ) -> None:
-        shapes = [tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else None for tensor in tensors]
-        if not shapes or any(not shape or shape[0] != shapes[0][0] for shape in shapes if shapes[0]) or not shapes[0]:
+        lengths = {
+            len(tensor) if isinstance(tensor, torch.Tensor) and tensor.dim() else -1 for tensor in tensors
+        }
+        if len(lengths) != 1 or -1 in lengths:
+            shapes = [tuple(getattr(tensor, "shape", ())) for tensor in tensors]
             raise UsageError(
                 f"A data set of tensors needs equal first dimensions; these have the shapes {shapes}.",
                 fix="Give a tuple such as (images, labels), one row per sample in each.",
@@ -107,14 +110,15 @@ class _Plan:
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         order, shares, seed, epoch = self._order, self._shares, self._seed, self._epoch
         for start, stop in shares:
-            seeds = (sample_seed(seed=seed, epoch=epoch, position=position) for position in range(start, stop))
-            yield list(zip(_positions(order, start, stop).tolist(), seeds, strict=True))
+            samples = _positions(order, start, stop).tolist()
+            seeds = [sample_seed(seed=seed, epoch=epoch, position=place) for place in range(start, stop)]
+            yield list(zip(samples, seeds, strict=True))
 
     def __len__(self) -> int:
         return len(self._shares)
 
 
-class _Seeded:
+class _Seeded(Dataset[Any]):
     """A data set whose samples are drawn under a seed that belongs to their place in the training."""
 
     def __init__(self, dataset: Any, *, restore: bool) -> None:
@@ -160,7 +164,9 @@ def _emptied(batch: Any) -> Any:
     return _map(batch, lambda tensor: tensor[:0] if tensor.dim() else tensor, strings=[])
 
 
-def _map(tree: Any, function: Callable[[torch.Tensor], torch.Tensor], *, strings: list[str] | None = None) -> Any:
+def _map(
+    tree: Any, function: Callable[[torch.Tensor], torch.Tensor], *, strings: list[str] | None = None
+) -> Any:
     """Apply to all tensors; lists of strings, which stand for one string per sample, become ``strings``."""
     if isinstance(tree, torch.Tensor):
         return function(tree)

@@ -191,7 +191,7 @@ class Loader:
         for step in steps:
             if serial != self._serial:
                 raise UsageError(
-                    "This iterator of a data loader is stale: a newer iter() or load_state_dict() replaced it.",
+                    "This iterator of a data loader is stale: iter() or load_state_dict() came after it.",
                     fix="Use one iterator at a time, or make a second data loader.",
                 )
             start = time.time()
@@ -225,9 +225,10 @@ def share(start: int, stop: int, *, rank: int, size: int) -> tuple[int, int]:
 def _check_dataset(dataset: object, tail: str) -> None:
     if tail not in ("drop", "pad", "uneven"):
         raise UsageError(f"tail={tail!r} is unknown.", fix="Write tail='drop', tail='pad' or tail='uneven'.")
-    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and isinstance(dataset, Sized)):
+    indexed = hasattr(dataset, "__getitem__") and isinstance(dataset, Sized)
+    if isinstance(dataset, IterableDataset) or not indexed:
         raise UsageError(
-            f"data_loader takes map-style data sets, and {type(dataset).__name__} cannot be indexed by position.",
+            f"data_loader takes map-style data sets; {type(dataset).__name__} cannot be indexed by position.",
             fix="Give it __len__ and __getitem__, or read the stream into a list first.",
         )
 
@@ -240,7 +241,9 @@ def _check_global_batch(global_batch: int, *, samples: int, size: int, tail: str
             fix=f"Write for example global_batch={32 * size}.",
         )
     if samples == 0:
-        raise GlobalBatchError("The data set is empty.", fix="Check the path or the filter that it was made with.")
+        raise GlobalBatchError(
+            "The data set is empty.", fix="Check the path or filter that it was made with."
+        )
     if samples < size:
         raise GlobalBatchError(
             f"The data set has {samples} samples, fewer than the {workers}.",

@@ -59,7 +59,11 @@ def send_object(value: Any, root_rank: int, context: Context) -> Any:
     dist.broadcast(length, root_rank, group=context.group)
     if length.item() == _FAILED:
         raise _refusal(root_rank) from problem
-    wire = _tensor(data, context) if mine else torch.empty(int(length), dtype=torch.uint8, device=context.control)
+    wire = (
+        _tensor(data, context)
+        if mine
+        else torch.empty(int(length), dtype=torch.uint8, device=context.control)
+    )
     dist.broadcast(wire, root_rank, group=context.group)
     return value if mine else pickle.loads(wire.cpu().numpy().tobytes())
 
@@ -81,7 +85,7 @@ def gather_objects(value: Any, context: Context) -> list[Any]:
 def _pickled(value: Any) -> tuple[bytes, Exception | None]:
     try:
         return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL), None
-    except Exception as error:  # pickle raises whatever the object's own methods raise
+    except Exception as error:  # noqa: BLE001 - whatever the object's own methods raise
         return b"", error
 
 

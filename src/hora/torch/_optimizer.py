@@ -30,7 +30,10 @@ _classes: Any = WeakIdKeyDictionary()
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
-    optimizer: AnyOptimizer, named_parameters: NamedParameters | None = None, *, bucket_mb: float | None = None
+    optimizer: AnyOptimizer,
+    named_parameters: NamedParameters | None = None,
+    *,
+    bucket_mb: float | None = None,
 ) -> AnyOptimizer:
     """Let an optimizer step on gradients averaged over all ranks.
 
@@ -65,7 +68,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             fix="Write DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model).",
         )
     if isinstance(optimizer, _Distributed):
-        raise GradientError("This optimizer is distributed already.", fix="Call DistributedOptimizer once per optimizer.")
+        raise GradientError(
+            "This optimizer is distributed already.", fix="Call DistributedOptimizer once per optimizer."
+        )
     if bucket_mb is None:
         bucket_mb = context.settings.bucket_mb
     named = _named(optimizer, named_parameters)
@@ -77,7 +82,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         fix="Build the same model and optimizer on every rank, whatever its rank is.",
         error=GradientError,
     )
-    optimizer.__class__ = _distributed_class(type(optimizer))
+    distributed: Any = _distributed_class(type(optimizer))
+    optimizer.__class__ = distributed
     vars(optimizer)["_hora"] = _Attachment(optimizer, context, named, bucket_mb=bucket_mb)
     return optimizer
 
@@ -86,7 +92,12 @@ class _Attachment:
     """What is added to one optimizer."""
 
     def __init__(
-        self, optimizer: Optimizer, context: Context, named: list[tuple[str, torch.Tensor]], *, bucket_mb: float
+        self,
+        optimizer: Optimizer,
+        context: Context,
+        named: list[tuple[str, torch.Tensor]],
+        *,
+        bucket_mb: float,
     ) -> None:
         self.context = context
         self.names = {id(parameter): name for name, parameter in named}
@@ -149,7 +160,11 @@ class _Distributed:
 def _distributed_class(plain: type[Optimizer]) -> type[Optimizer]:
     found: type[Optimizer] | None = _classes.get(plain)
     if found is None:
-        namespace = {"__module__": plain.__module__, "__doc__": plain.__doc__, "__qualname__": plain.__qualname__}
+        namespace = {
+            "__module__": plain.__module__,
+            "__doc__": plain.__doc__,
+            "__qualname__": plain.__qualname__,
+        }
         found = type(plain.__name__, (_Distributed, plain), namespace)
         _classes[plain] = found
     return found
@@ -197,9 +212,9 @@ def _named(optimizer: Optimizer, given: NamedParameters | None) -> list[tuple[st
     if missing:
         place, parameter = missing[0]
         raise GradientError(
-            f"named_parameters lacks {len(missing)} of the optimizer's parameters; the first is {place}, of shape "
-            f"{tuple(parameter.shape)}.",
-            fix="Give the named parameters of every module that the optimizer trains, or leave named_parameters out.",
+            f"named_parameters lacks {len(missing)} of the optimizer's parameters; the first is {place}, "
+            f"of shape {tuple(parameter.shape)}.",
+            fix="Name the parameters of every module that the optimizer trains, or leave named_parameters out.",
         )
     return named
 

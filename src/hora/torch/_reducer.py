@@ -45,7 +45,7 @@ class Reducer:
         self._hooks: dict[int, Any] = {}
         self._lock = threading.RLock()  # backward runs one thread per device
         self._options = dist.AllreduceOptions()
-        self._options.reduceOp = dist.ReduceOp.SUM
+        self._options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM)
         self._options.asyncOp = True
         self._open = False
         self._cycle = 0
@@ -109,7 +109,8 @@ class Reducer:
             for index, parameter in enumerate(bucket.parameters):
                 self._places[id(parameter)] = (bucket, index)
                 if id(parameter) not in self._hooks:
-                    self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(_hook(self))
+                    register: Any = parameter.register_post_accumulate_grad_hook
+                    self._hooks[id(parameter)] = register(_hook(self))
 
     def gradient(self, parameter: torch.Tensor) -> None:
         """Called in backward when a parameter's gradient is there."""
@@ -195,7 +196,9 @@ class Reducer:
             self._context.pending.discard(bucket.work)
             if timeline.enabled:
                 details = {"bytes": bucket.bytes, "tensors": len(bucket.names)}
-                timeline.add("average gradients", bucket.started, time.time(), lane="gradients", details=details)
+                timeline.add(
+                    "average gradients", bucket.started, time.time(), lane="gradients", details=details
+                )
         timeline.add("wait for gradients", start, time.time(), lane="main")
         if self._buckets:
             self._note_marks(self._buckets[0].marks)
@@ -207,7 +210,7 @@ class Reducer:
             return
         host = torch.empty(marks.shape, dtype=marks.dtype, pin_memory=True)
         host.copy_(marks, non_blocking=True)
-        event = torch.cuda.Event()
+        event = torch.Event(device=marks.device)
         event.record()
         self._unchecked.append((event, host))
 
@@ -223,16 +226,17 @@ class Reducer:
             self._unchecked.popleft()
             if torch.count_nonzero(marks) == 2:
                 raise GradientError(
-                    "The ranks made different numbers of backward passes before step(), so gradients of different "
-                    f"steps were averaged; rank {self._context.world.rank} is at step {self._steps}.",
-                    fix="Make the same number of backward passes on every rank, with tail='uneven' for the last "
-                    "batches.",
+                    "The ranks made different numbers of backward passes before step(), so gradients of "
+                    f"different steps met; rank {self._context.world.rank} is at step {self._steps}.",
+                    fix="Make the same number of backward passes on every rank; data_loader(tail='uneven') "
+                    "gives every rank the same number of batches.",
                 )
 
 
 class _End:
     """The callback at the end of one backward. Its life tells whether that backward is still going on:
-    autograd drops it, uncalled, when backward raises."""
+    autograd drops it, uncalled, when backward raises.
+    """
 
     def __init__(self, reducer: Reducer, cycle: int) -> None:
         self._reducer = weakref.ref(reducer)

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
+from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore, rendezvous  # type: ignore[attr-defined]
 
 from hora.core.errors import WorldError
 from hora.core.settings import Settings
@@ -47,7 +48,7 @@ class Meeting:
     file: Path | None = None
 
 
-_stores: dict[str, dist.Store] = {}
+_stores: dict[str, Store] = {}
 """Stores that live as long as the process: rank 0 serves the others even between two ``init()``."""
 
 
@@ -68,15 +69,14 @@ def world(given: World | None) -> World:
         raise WorldError(
             f"torch.distributed is initialized with rank {rank} of {size}, but {_origin(found)} rank "
             f"{found.rank} of {found.size}.",
-            fix=f"Call hora.torch.init() before init_process_group, or init(World(rank={rank}, size={size}, ...)).",
+            fix=f"Call hora.torch.init() first, or give it World(rank={rank}, size={size}, ...).",
         )
     return found
 
 
 def engines(group: dist.ProcessGroup) -> dict[str, str]:
     """Device type -> engine of a group: ``{"cpu": "gloo", "cuda": "nccl"}``."""
-    pairs = (pair.split(":") for pair in dist.get_backend_config(group).split(","))
-    found = {device: engine for device, engine in pairs}
+    found = dict(pair.split(":", 1) for pair in dist.get_backend_config(group).split(","))
     if found.get("cuda") == "gloo":
         del found["cuda"]  # torch names Gloo for every device; it would copy through the host
     return found
@@ -86,6 +86,8 @@ def meet(world: World, settings: Settings, *, generation: int, cuda: bool) -> Me
     """Form the group of all ranks.
 
     Args:
+        world: this worker's place.
+        settings: the timeout, and the store that the launcher chose.
         generation: how many groups this process made before; keeps the keys of each apart.
         cuda: whether the ranks compute on GPUs.
 
@@ -102,7 +104,7 @@ def meet(world: World, settings: Settings, *, generation: int, cuda: bool) -> Me
         if world.host_count == 1 and "GLOO_SOCKET_IFNAME" not in os.environ:
             _set_loopback(environment)
         base, file = _store(world, settings, timeout=timeout, generation=generation)
-        store = dist.PrefixStore(f"hora/{generation}", base)
+        store = PrefixStore(f"hora/{generation}", base)
         store.set_timeout(timeout)
         store.set(f"came/{world.rank}", "1")
         with _explain_absence(store, world, settings):
@@ -157,10 +159,10 @@ def _set_loopback(environment: dict[str, str | None]) -> None:
 
 def _store(
     world: World, settings: Settings, *, timeout: datetime.timedelta, generation: int
-) -> tuple[dist.Store, Path | None]:
+) -> tuple[Store, Path | None]:
     """The store, and its file if it has one."""
     if world.size == 1:
-        return dist.HashStore(), None
+        return HashStore(), None
     if settings.store is not None:
         url = urlsplit(settings.store)
         if url.scheme == "file":
@@ -176,25 +178,27 @@ def _store(
         return _env_store(f"env://{address}:{port}", world, timeout=timeout), None
     if world.local_size == world.size and (key := _job_key()) is not None:
         name = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
-        return _file_store(Path(tempfile.gettempdir()) / f"hora-{os.getuid()}-{name}", world, generation=generation)
+        return _file_store(
+            Path(tempfile.gettempdir()) / f"hora-{os.getuid()}-{name}", world, generation=generation
+        )
     raise WorldError(
         f"Rank {world.rank} of {world.size} (from {world.source}) does not know where to meet the others.",
         fix="Export MASTER_ADDR (a name of rank 0's host) and MASTER_PORT (a free port there) in the job script.",
     )
 
 
-def _file_store(path: Path, world: World, *, generation: int) -> tuple[dist.Store, Path]:
+def _file_store(path: Path, world: World, *, generation: int) -> tuple[Store, Path]:
     path = path.with_name(f"{path.name}.{generation}")
-    return dist.FileStore(str(path), world.size), path  # removes the file when the last rank closes it
+    return FileStore(str(path), world.size), path  # removes the file when the last rank closes it
 
 
 def _tcp_store(
     host: str, port: int, world: World, settings: Settings, *, timeout: datetime.timedelta
-) -> dist.Store:
+) -> Store:
     key = f"tcp://{host}:{port}"
     if key not in _stores:
         listening = settings.store_fd if world.rank == 0 else None
-        _stores[key] = dist.TCPStore(
+        _stores[key] = TCPStore(
             host,
             port,
             world.size,
@@ -207,12 +211,10 @@ def _tcp_store(
     return _stores[key]
 
 
-def _env_store(key: str, world: World, *, timeout: datetime.timedelta) -> dist.Store:
+def _env_store(key: str, world: World, *, timeout: datetime.timedelta) -> Store:
     if key not in _stores:
         # torch's own rule of who serves: torchrun's agent does, rank 0 elsewhere.
-        _stores[key], _, _ = next(
-            iter(dist.rendezvous("env://", world.rank, world.size, timeout=timeout))
-        )
+        _stores[key], _, _ = next(iter(rendezvous("env://", world.rank, world.size, timeout=timeout)))
     return _stores[key]
 
 
@@ -247,7 +249,7 @@ def _launcher() -> str | None:
 
 
 @contextlib.contextmanager
-def _explain_absence(store: dist.Store, world: World, settings: Settings) -> Iterator[None]:
+def _explain_absence(store: Store, world: World, settings: Settings) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:
@@ -266,7 +268,7 @@ def _explain_absence(store: dist.Store, world: World, settings: Settings) -> Ite
         ) from error
 
 
-def _came(store: dist.Store, rank: int) -> bool:
+def _came(store: Store, rank: int) -> bool:
     try:
         return bool(store.check([f"came/{rank}"]))
     except RuntimeError:

@@ -42,7 +42,10 @@ def broadcast_parameters(parameters: Parameters, root_rank: int = 0) -> None:
     for name, tensor in named:
         _check(name, tensor, context)
     require_same(
-        [f"{name} ({str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)})" for name, tensor in named],
+        [
+            f"{name} ({str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)})"
+            for name, tensor in named
+        ],
         context,
         what="The parameters to broadcast",
         fix="Build the same model on every rank before broadcasting.",
@@ -84,7 +87,8 @@ def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int = 0) -> None:
             {key: _detach(value, tensors) for key, value in group.items() if key != "params"}
             for group in optimizer.param_groups
         ]
-    state, groups, blanks = send_object((state, groups, [_Blank.of(tensor) for tensor in tensors]), root_rank, context)
+    blanks = [_Blank.of(tensor) for tensor in tensors]
+    state, groups, blanks = send_object((state, groups, blanks), root_rank, context)
     if not mine:
         tensors = [blank.tensor(context.device) for blank in blanks]
     with context.timeline.span("broadcast_optimizer_state", lane="collectives"):
@@ -190,7 +194,8 @@ def _broadcast_in_place(tensors: Sequence[torch.Tensor], root_rank: int, context
             dist.broadcast(wire, root_rank, group=context.group)
             if context.world.rank == root_rank:
                 continue
-            pieces = wire.to(flat.device).split([tensor.numel() * tensor.element_size() for tensor in chunk])
+            lengths = [tensor.numel() * tensor.element_size() for tensor in chunk]
+            pieces = torch.split(wire.to(flat.device), lengths)
             for tensor, piece in zip(chunk, pieces, strict=True):
                 tensor.copy_(piece.clone().view(tensor.dtype).view(tensor.shape))
 
@@ -207,8 +212,8 @@ def _chunks(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
         length = tensor.numel() * tensor.element_size()
         if length == 0:
             continue
-        fits = bool(chunks) and chunks[-1][0].device.type == tensor.device.type and used + length <= CHUNK_MB * 2**20
-        if not fits:
+        neighbours = bool(chunks) and chunks[-1][0].device.type == tensor.device.type
+        if not neighbours or used + length > CHUNK_MB * 2**20:
             chunks.append([])
             used = 0
         chunks[-1].append(tensor)

@@ -23,9 +23,7 @@ _WINDOW = 3.0
 """Seconds over which the displayed rate is taken."""
 
 
-def track(
-    loader: Iterable[Batch], *, epochs: int | None = None, total: int | None = None
-) -> Tracker[Batch]:
+def track(loader: Iterable[Batch], *, epochs: int | None = None, total: int | None = None) -> Tracker[Batch]:
     """Iterate over the batches of all epochs, with live progress on rank 0.
 
     With a :class:`Loader` it goes from ``loader.epoch`` up to ``epochs``, so that a resumed training
@@ -94,8 +92,8 @@ class Tracker(Generic[Batch]):
         """
         if not self._watched:
             return
-        plain = {name: value.item() if isinstance(value, torch.Tensor) else value for name, value in values.items()}
-        self._values |= {name: float(value) for name, value in plain.items() if isinstance(value, int | float)}
+        plain = {name: _plain(value) for name, value in values.items()}
+        self._values |= {name: value for name, value in plain.items() if isinstance(value, float)}
         if self._context.run is None:
             return
         now = time.perf_counter()
@@ -163,3 +161,9 @@ class Tracker(Generic[Batch]):
     def _fractional_epoch(self) -> float:
         per_epoch = self._per_epoch()
         return self.samples / per_epoch if per_epoch else float(self.epoch)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return float(value.detach())
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
