@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
 from tests.launch.conftest import Bench
@@ -269,6 +270,12 @@ def test_a_rank_that_ends_well_does_not_stop_the_others(bench: Bench) -> None:
     ended = bench("time.sleep(rank * 0.5); print('done')")
     assert ended.code == 0
     assert len(ended.out.splitlines()) == 2
+
+
+def test_exit_codes_survive_a_launcher_that_was_started_with_sigchld_ignored(bench: Bench) -> None:
+    path = bench.script("sys.exit(3)")
+    ended = bench.run(str(path), preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+    assert ended.code == 3
 
 
 def test_timeout(bench: Bench) -> None:

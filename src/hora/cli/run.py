@@ -53,6 +53,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:  # before the ranks were started, or after they had ended
+        return 130
+
+
+def _run(arguments: argparse.Namespace) -> int:
     from hora.launch import Job, ModuleTarget, ScriptTarget, run_job
 
     command = list(arguments.command)

@@ -44,6 +44,9 @@ class Signals:
             # What is ignored stays so: nohup ignores SIGHUP, and a shell SIGINT for what it runs with &.
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
                 self._before[number] = signal.signal(number, self._handle)
+        if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+            # Inherited from some daemons; the kernel would throw the ranks' exit codes away.
+            self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return self
 
     def __exit__(

@@ -258,19 +258,23 @@ def _record(error: BaseException, path: str, notify: int) -> None:
         return
     import json
 
-    record = {"rank": int(os.environ["HORA_RANK"]), "time": now, **_describe(error)}
+    rank = os.environ["HORA_RANK"]
+    try:
+        details = _describe(error)
+    except Exception as problem:  # noqa: BLE001 - the failure itself must get through whatever its parts do
+        details = _bare(error, problem)
+    record = {"rank": int(rank), "time": now, **details}
     try:
         with open(path + ".new", "w") as file:
             json.dump(record, file)
         os.replace(path + ".new", path)
     except OSError as problem:
-        print(f"hora: {path} cannot be written: {problem}", file=sys.stderr)
-    else:
-        # torch.distributed puts a hook of its own in place, which prints the traceback once more.
-        if sys.excepthook is sys.__excepthook__ or str(sys.excepthook.__module__).startswith("torch."):
-            sys.excepthook = _say_nothing
+        print(f"{details['traceback']}hora: {path} cannot be written: {problem.strerror}", file=sys.stderr)
+    # torch.distributed puts a hook of its own in place, which prints the traceback once more.
+    if sys.excepthook is sys.__excepthook__ or str(sys.excepthook.__module__).startswith("torch."):
+        sys.excepthook = _say_nothing
     try:
-        os.write(notify, f"{record['rank']}\n".encode())
+        os.write(notify, f"{rank}\n".encode())
     except OSError:  # the launcher has gone, and this rank is about to be killed
         return
 
@@ -288,13 +292,9 @@ def _describe(error: BaseException) -> dict[str, Any]:
     kind = type(error).__name__
     if type(error).__module__ not in ("builtins", "__main__"):
         kind = f"{type(error).__module__}.{kind}"
-    try:
-        message = str(error)
-    except Exception:  # noqa: BLE001 - a broken __str__ must not hide the failure
-        message = "(its text cannot be shown: str() of it raises)"
     return {
         "type": kind,
-        "message": message,
+        "message": _text(error),
         "traceback": "".join(details.format()),
         "where": _own_line(frames),
         "hora": _hora_parts(error),
@@ -302,6 +302,19 @@ def _describe(error: BaseException) -> dict[str, Any]:
         "exit": isinstance(error, SystemExit),
         "code": error.code & 0xFF if isinstance(error, SystemExit) and isinstance(error.code, int) else 1,
     }
+
+
+def _bare(error: BaseException, problem: Exception) -> dict[str, Any]:
+    kind = type(error).__name__
+    text = f"{kind}\n(no traceback: {type(problem).__name__} while it was made)\n"
+    return {"type": kind, "message": "", "traceback": text, "echo": False, "exit": False, "code": 1}
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a broken __str__ must not hide the failure
+        return "(its text cannot be shown: str() of it raises)"
 
 
 def _hora_parts(error: BaseException) -> dict[str, str] | None:
@@ -316,7 +329,7 @@ def _is_echo(error: BaseException) -> bool:
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
         seen.add(id(current))
-        if getattr(current, "echo", False) is True or looks_like_echo(type(current).__name__, str(current)):
+        if getattr(current, "echo", False) is True or looks_like_echo(type(current).__name__, _text(current)):
             return True
         # `raise X from echo` is an echo; so is the sys.exit(1) of a handler that caught one.
         current = current.__cause__ or (current.__context__ if isinstance(current, SystemExit) else None)
@@ -352,7 +365,7 @@ def _own_line(frames: list[Any]) -> dict[str, Any] | None:
     rest = [frame for frame in frames if not _ours(frame.filename)]
     for foreign in ((hora, library, "site-packages", "dist-packages", "<frozen"), (hora, "<frozen")):
         for frame in reversed(rest):
-            name = os.path.abspath(frame.filename) if os.path.exists(frame.filename) else frame.filename
+            name = frame.filename  # relative only where the user named the script so
             if not any(name.startswith(part) or f"/{part}/" in name for part in foreign):
                 return {
                     "file": frame.filename,

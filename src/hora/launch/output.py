@@ -189,8 +189,9 @@ class Console:
             self.mute(which)
             if which == 0:
                 raise ConsoleClosedError from error
-        except (OSError, ValueError):  # the terminal was hung up, or the stream was closed
+        except (OSError, ValueError) as error:  # the terminal was hung up, the stream closed, its disk full
             self.mute(which)
+            self.say(f"hora: the ranks' {('stdout', 'stderr')[which]} cannot be shown any more: {error}")
 
     def mute(self, which: int) -> None:
         """Show no more lines of the ranks on this stream."""
