@@ -189,6 +189,17 @@ def test_bar_drops_the_least_important_first(width: int) -> None:
     assert ("per worker" in text) == (width >= 80)
 
 
+@pytest.mark.parametrize("kind", [BarDisplay, LineDisplay])
+def test_a_training_that_has_ended_has_no_time_to_go(kind: type[BarDisplay] | type[LineDisplay]) -> None:
+    stream = io.StringIO()
+    shown = kind(stream)
+    shown.update(HALF)
+    shown.close()
+    last = stream.getvalue()[-150:]
+    assert "45 %" in last
+    assert "to go" not in last
+
+
 def test_bar_drops_the_learning_rate_before_an_accuracy() -> None:
     stream = io.StringIO()
     bar = BarDisplay(stream, width=50)

@@ -79,6 +79,7 @@ def test_a_finished_run(tmp_path: Path) -> None:
     assert "ui.perfetto.dev" in page.text
     assert "not an MLPerf result" in page.text
     assert "optimizer.momentum" in page.text
+    assert "The training loss includes label smoothing" in page.text
 
 
 def test_a_missed_target(tmp_path: Path) -> None:

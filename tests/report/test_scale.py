@@ -40,7 +40,9 @@ def test_logarithmic_axis_only_where_it_helps() -> None:
     assert axis.labels() == ["0.01", "0.1", "1", "10", "100", "1,000"]
     # From 10^-2 to 10^3 are five decades; 10^0.5 lies in the middle.
     assert axis.place(10**0.5) == pytest.approx(0.5)
-    assert not Axis.around([1.0, 50.0], log=True).log
+    assert Axis.around([0.41, 27.0], log=True).labels() == ["0.2", "0.5", "1", "2", "5", "10", "20", "50"]
+    assert Axis.around([1e-9, 1e9], log=True).labels() == ["1e-09", "1e-05", "0.1", "1,000", "1e+07", "1e+11"]
+    assert not Axis.around([1.0, 20.0], log=True).log
     assert not Axis.around([0.0, 1e6], log=True).log
 
 

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, TextIO
 
 from hora.core import _progress_text as words
@@ -93,6 +94,8 @@ class BarDisplay:
         with self._lock:
             if self._closed:
                 return
+            if self._progress is not None:
+                self._progress = replace(self._progress, eta=math.inf)  # whatever was left will not be done
             self._redraw()
             self._closed = True
             self._shown = []
@@ -161,9 +164,8 @@ class BarDisplay:
         # First the loss, then the speed, the second value (an accuracy, say), the speed per worker, the rest.
         values, measured = [], 0
         for name, value in words.values(progress):
-            rank = (
-                9 if name == "lr" else (1, 3, 5)[min(measured, 2)]
-            )  # the schedule's own number surprises nobody
+            # The learning rate is the schedule's own number: it surprises nobody.
+            rank = 99 if name == "lr" else 1 + 2 * measured
             measured += name != "lr"
             values.append((rank, f"{name} {value}", ""))
         second = _fit(

@@ -134,6 +134,8 @@ class LineDisplay:
 
     def close(self) -> None:
         with self._lock:
+            if self._pending is not None:  # whatever was left will not be done
+                self._pending = dataclasses.replace(self._pending, eta=math.inf)
             self._write_pending()
 
     def _write_pending(self) -> None:

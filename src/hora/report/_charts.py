@@ -257,7 +257,7 @@ def _svg(title: str, about: str, parts: Sequence[str], *, height: int = HEIGHT) 
 
 
 def _grid(axis: Axis, label: str) -> str:
-    name = f"{label} (log scale)".strip() if axis.log else label
+    name = ", ".join(filter(None, (label, "log scale" if axis.log else "")))
     parts = [f'<text class="axis" x="0" y="14">{escape(name)}</text>']
     for tick, text in zip(axis.ticks, axis.labels(), strict=True):
         y = _y(axis, tick)

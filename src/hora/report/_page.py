@@ -108,7 +108,7 @@ def _training(data: RunData, markup: Any) -> Iterator[dict[str, Any]]:
         "name": "Loss",
         "svg": markup(line_chart(curves, title="Loss", x_label=x_name, y_label="loss", log=True)),
         "legend": legend if len(legend) > 1 else [],
-        "note": _not_finite(loss, x_name, "training loss"),
+        "note": _not_finite(loss, x_name, "training loss") or _smoothing(data, evals),
     }
     accuracy = _points(data.evals, x_name, "accuracy")
     target = real(data.entry("summary").get("target"))
@@ -203,6 +203,12 @@ def _not_finite(points: Sequence[Point], x_name: str, what: str) -> str:
         f"The {what} is not a finite number in {len(bad):,} of {len(points):,} records, "
         f"first at {x_name} {bad[0]:.4g}."
     )
+
+
+def _smoothing(data: RunData, evals: Sequence[Point]) -> str:
+    if not evals or not real(data.entry("config").get("label_smoothing")) > 0:
+        return ""
+    return "The training loss includes label smoothing, the test loss does not: they are not to be compared."
 
 
 def _epoch_rows(evals: Sequence[Record]) -> list[tuple[str, ...]]:

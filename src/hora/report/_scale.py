@@ -43,13 +43,13 @@ class Axis:
         Args:
             values: any numbers; those that are not finite are ignored.
             zero: start at zero, for amounts.
-            log: logarithmic, if all values are positive and span more than a factor of 100.
+            log: logarithmic, if all values are positive and span more than a factor of 30.
             count: about how many ticks.
             snap: end at ticks; else exactly at the smallest and the largest value.
         """
         finite = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
         low, high = min(finite), max(finite)
-        if log and low > 0 and high / low > 100:
+        if log and low > 0 and high / low > 30:
             return cls._logarithmic(low, high, count)
         if zero:
             low, high = min(0.0, low), max(0.0, high)
@@ -66,9 +66,15 @@ class Axis:
     @classmethod
     def _logarithmic(cls, low: float, high: float, count: int) -> Axis:
         first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
-        stride = max(1, math.ceil((last - first) / count))
-        ticks = tuple(10.0**power for power in range(first, last + 1, stride))
-        return cls(low=10.0**first, high=10.0**last, ticks=ticks, log=True)
+        if last - first > 3:
+            stride = max(1, math.ceil((last - first) / count))
+            steps = [10.0**power for power in range(first, last + stride, stride)]
+        else:
+            steps = [digit * 10.0**power for power in range(first, last + 1) for digit in (1, 2, 5)]
+        lowest = max(step for step in steps if step <= low * (1 + 1e-9))
+        highest = min(step for step in steps if step >= high * (1 - 1e-9))
+        ticks = tuple(step for step in steps if lowest <= step <= highest)
+        return cls(low=lowest, high=highest, ticks=ticks, log=True)
 
     def place(self, value: float) -> float:
         """Where ``value`` stands, 0 to 1."""
