@@ -78,18 +78,20 @@ class FolderImages:
             )
         self.labels: NDArray[np.int64] = np.array(labels, dtype=np.int64)
         self._size = config.image_size
-        self._pool = ThreadPoolExecutor(max_workers=config.decoders, thread_name_prefix="decode")
+        self._decoders = config.decoders
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def batch(self, samples: Sequence[int], *, seed: int = 0, epoch: int | None = None) -> Batch:
         chosen = np.asarray(samples, dtype=np.int64)
-        if epoch is None:
-            pixels = list(self._pool.map(self._centre, chosen))
-        else:
-            draws = uniform(chosen, seed=seed, epoch=epoch, draws=4 * ATTEMPTS + 1)
-            pixels = list(self._pool.map(self._random, chosen, draws))
+        # Pillow decodes without the interpreter's lock. Starting threads is cheap against decoding.
+        with ThreadPoolExecutor(max_workers=self._decoders) as decoders:
+            if epoch is None:
+                pixels = list(decoders.map(self._centre, chosen))
+            else:
+                draws = uniform(chosen, seed=seed, epoch=epoch, draws=4 * ATTEMPTS + 1)
+                pixels = list(decoders.map(self._random, chosen, draws))
         images: NDArray[np.float32] = (np.stack(pixels).astype(np.float32) / np.float32(255) - MEAN) / STD
         return images, self.labels[chosen]
 

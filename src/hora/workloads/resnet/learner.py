@@ -70,7 +70,7 @@ class Learner:
         """Mean loss (without smoothing) and top-1 accuracy over the samples of all ranks' loaders."""
         self._agree_on_statistics()
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        right = torch.zeros((), dtype=torch.int64, device=self.device)
+        right = torch.zeros((), dtype=torch.float64, device=self.device)
         count = 0
         for (samples,) in loader:
             if len(samples):

@@ -6,10 +6,16 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from hora.core.errors import UsageError
+from hora.core.errors import DataError, GlobalBatchError, UsageError
 from hora.workloads.resnet.config import PROFILES, OptimizerConfig, Profile
+from hora.workloads.resnet.data import load
 
-__all__ = ["add", "profile"]
+__all__ = ["add", "check", "profile", "words"]
+
+OPTIONS = (
+    *("profile", "data", "seed", "epochs", "global_batch", "optimizer", "lr", "precision", "target"),
+    *("image_size", "width"),
+)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -78,6 +84,48 @@ def profile(arguments: argparse.Namespace) -> Profile:
         train_on=arguments.train_on,
         **changed,
     )
+
+
+def words(arguments: argparse.Namespace) -> list[str]:
+    """The options as words of a command line, for the workers."""
+    given = []
+    for name in OPTIONS:
+        value = getattr(arguments, name)
+        if value is not None:
+            given += [
+                "--" + name.replace("_", "-"),
+                str(value.absolute() if isinstance(value, Path) else value),
+            ]
+    return [*given, "--train-on"] if arguments.train_on else given
+
+
+def check(chosen: Profile, *, workers: int) -> None:
+    """Find what cannot work before a worker is started.
+
+    Raises:
+        DataError: images that are missing, damaged, too few, or of more classes than the model has.
+        GlobalBatchError: a global batch that does not fit the workers or the images.
+    """
+    data = load(chosen.data)
+    batch, samples = chosen.global_batch, len(data.train)
+    if batch % workers:
+        below, above = batch // workers * workers, (batch // workers + 1) * workers
+        raise GlobalBatchError(
+            f"--global-batch {batch} does not divide among {workers} workers.",
+            fix=f"Use {f'{below} or ' if below else ''}{above}, or another -n.",
+        )
+    if batch > samples:
+        raise GlobalBatchError(
+            f"--global-batch {batch} is larger than the {samples} training images.",
+            fix=f"Use at most {samples // workers * workers}."
+            if workers <= samples
+            else f"Start at most {samples} workers.",
+        )
+    if len(data.train.classes) > chosen.model.classes:
+        raise DataError(
+            f"{data.origin} has {len(data.train.classes)} classes; the model has {chosen.model.classes}.",
+            fix="Give a tree with as many classes at most with --data PATH.",
+        )
 
 
 def _optimizer(chosen: Profile, arguments: argparse.Namespace) -> OptimizerConfig:

@@ -23,7 +23,7 @@ from hora.workloads.resnet.config import Profile
 from hora.workloads.resnet.data import Data
 from hora.workloads.resnet.learner import Learner
 
-__all__ = ["Outcome", "main", "train"]
+__all__ = ["Outcome", "main", "run", "train"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +51,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     options.add(parser)
     profile = options.profile(parser.parse_args(argv))
     hora.init()
+    run(profile)
+
+
+def run(profile: Profile) -> Outcome:
+    """Train as the profile says, and write down how it went; between ``init`` and ``shutdown``."""
     torch.backends.cudnn.benchmark = True
     with MLPerfLog(record.mlperf_path()) as log:
         record.begin(profile, log)
@@ -62,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         data = images.load(profile.data)
         outcome = train(learner, data, log, started=started)
     record.finish(learner, data, outcome, scaling)
+    return outcome
 
 
 def train(learner: Learner, data: Data, log: MLPerfLog, *, started: float) -> Outcome:
