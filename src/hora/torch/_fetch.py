@@ -31,10 +31,15 @@ class Fetcher(Protocol):
 
 
 class TensorFetcher:
-    """Batches of a tuple of tensors, each by one indexing of the whole batch."""
+    """Batches of a tuple of tensors, each by one indexing of the whole batch.
+
+    Args:
+        tensors: of equal first dimension.
+        form: what a batch is: a tuple, or a list as torch's own loader makes it of a ``TensorDataset``.
+    """
 
     def __init__(
-        self, tensors: tuple[torch.Tensor, ...], *, collate_fn: Callable[..., Any] | None, num_workers: int
+        self, tensors: tuple[torch.Tensor, ...], *, form: Callable[[Iterator[torch.Tensor]], Any] = tuple
     ) -> None:
         lengths = {
             len(tensor) if isinstance(tensor, torch.Tensor) and tensor.dim() else -1 for tensor in tensors
@@ -45,12 +50,8 @@ class TensorFetcher:
                 f"A data set of tensors needs equal first dimensions; these have the shapes {shapes}.",
                 fix="Give a tuple such as (images, labels), one row per sample in each.",
             )
-        if collate_fn is not None or num_workers:
-            raise UsageError(
-                "A tuple of tensors is indexed a whole batch at a time, without collate_fn or num_workers.",
-                fix="Leave them out, or wrap the tensors: torch.utils.data.TensorDataset(*tensors).",
-            )
         self._tensors = tensors
+        self._form = form
 
     def __len__(self) -> int:
         return len(self._tensors[0])
@@ -58,7 +59,7 @@ class TensorFetcher:
     def fetch(self, order: NDArray[np.int64], shares: Shares, *, seed: int, epoch: int) -> Iterator[Any]:
         for start, stop in shares:
             index = torch.from_numpy(_positions(order, start, stop))
-            yield tuple(tensor[index.to(tensor.device)] for tensor in self._tensors)
+            yield self._form(tensor[index.to(tensor.device)] for tensor in self._tensors)
 
 
 class SampleFetcher:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from hora.core.errors import GlobalBatchError, UsageError
 from hora.torch._context import required
@@ -45,8 +45,7 @@ def data_loader(
 
     Args:
         dataset: a map-style data set (``__len__`` and ``__getitem__``), or a tuple of tensors of equal
-            first dimension, which are indexed a whole batch at a time (``num_workers`` and
-            ``collate_fn`` have nothing to do there).
+            first dimension. Those, and a ``TensorDataset``, are indexed a whole batch at a time.
         global_batch: samples per step over all workers.
         seed: of the order and of what is random inside samples.
         shuffle: False keeps the data set's order in every epoch.
@@ -69,7 +68,14 @@ def data_loader(
     _check_dataset(dataset, tail)
     fetcher: Fetcher
     if isinstance(dataset, tuple):
-        fetcher = TensorFetcher(dataset, collate_fn=collate_fn, num_workers=num_workers)
+        if collate_fn is not None or num_workers:
+            raise UsageError(
+                "A tuple of tensors is indexed a whole batch at a time, without collate_fn or num_workers.",
+                fix="Leave them out, or wrap the tensors: torch.utils.data.TensorDataset(*tensors).",
+            )
+        fetcher = TensorFetcher(dataset)
+    elif type(dataset) is TensorDataset and collate_fn is None and not num_workers:
+        fetcher = TensorFetcher(dataset.tensors, form=list)
     else:
         pin = context.device.type == "cuda" if pin_memory is None else pin_memory
         fetcher = SampleFetcher(

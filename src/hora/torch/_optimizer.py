@@ -214,7 +214,7 @@ def _named(optimizer: Optimizer, given: NamedParameters | None) -> list[tuple[st
         raise GradientError(
             f"named_parameters lacks {len(missing)} of the optimizer's parameters; the first is {place}, "
             f"of shape {tuple(parameter.shape)}.",
-            fix="Name the parameters of every module that the optimizer trains, or leave named_parameters out.",
+            fix="Name the parameters of all modules that the optimizer trains, or leave them out.",
         )
     return named
 

@@ -183,7 +183,7 @@ def _store(
         )
     raise WorldError(
         f"Rank {world.rank} of {world.size} (from {world.source}) does not know where to meet the others.",
-        fix="Export MASTER_ADDR (a name of rank 0's host) and MASTER_PORT (a free port there) in the job script.",
+        fix="Export MASTER_ADDR (rank 0's host) and MASTER_PORT (a free port there) in the job script.",
     )
 
 
