@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import TextIO
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hora.core.progress import (
@@ -519,6 +519,7 @@ def test_decode_ignores_malformed_lines(line: str) -> None:
     assert decode(line) is None
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_decode_never_raises(text: str) -> None:
     decode(text)

@@ -316,7 +316,7 @@ def test_a_hundred_thousand_records_stay_small_and_quick(tmp_path: Path) -> None
     run.metrics.write_text(lines)
     start = time.process_time()
     path = write_report(run)
-    assert time.process_time() - start < 2.0
+    assert time.process_time() - start < 4.0  # 1.3 s on an idle machine
     assert path.stat().st_size < 2_000_000
 
 

@@ -6,12 +6,12 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hora.report._scale import Axis, moving_average, thin
 
-finite = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e12, max_value=1e12)
+finite = st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False, width=32)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,7 @@ def test_logarithmic_axis_only_where_it_helps() -> None:
     assert not Axis.around([0.0, 1e6], log=True).log
 
 
+@settings(deadline=None)
 @given(st.lists(finite, max_size=20), st.booleans(), st.booleans(), st.booleans())
 def test_an_axis_holds_its_values(values: list[float], zero: bool, log: bool, snap: bool) -> None:
     axis = Axis.around(values, zero=zero, log=log, snap=snap)
@@ -62,6 +63,7 @@ def test_one_value_has_an_axis_too(value: float) -> None:
         assert axis.low < axis.high
 
 
+@settings(deadline=None)
 @given(st.lists(st.one_of(finite, st.just(math.nan)), min_size=1, max_size=2000))
 def test_thinning_keeps_extremes_and_ends(values: list[float]) -> None:
     points = list(zip(map(float, range(len(values))), values, strict=True))
@@ -76,10 +78,10 @@ def test_thinning_keeps_extremes_and_ends(values: list[float]) -> None:
         assert (left[0], left[-1]) == (good[0], good[-1])
 
 
-def test_one_spike_among_a_million_survives() -> None:
-    points = [(float(index), 0.0) for index in range(1_000_000)]
-    points[777_777] = (777_777.0, 9.0)
-    assert (777_777.0, 9.0) in thin(points, 800)
+def test_one_spike_among_a_hundred_thousand_survives() -> None:
+    points = [(float(index), 0.0) for index in range(100_000)]
+    points[77_777] = (77_777.0, 9.0)
+    assert (77_777.0, 9.0) in thin(points, 800)
 
 
 def test_moving_average_is_centered_and_leaves_gaps() -> None:
@@ -92,6 +94,7 @@ def test_moving_average_is_centered_and_leaves_gaps() -> None:
     assert average[4] == (4.0, 8.0)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 50), st.integers(1, 20))
 def test_moving_average_keeps_a_straight_line(count: int, window: int) -> None:
     points = [(float(index), 3.0 * index) for index in range(count)]

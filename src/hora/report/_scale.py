@@ -41,7 +41,7 @@ class Axis:
         """An axis that holds all finite values.
 
         Args:
-            values: any numbers; those that are not finite are ignored.
+            values: numbers in float32's range; those that are not finite are ignored.
             zero: start at zero, for amounts.
             log: logarithmic, if all values are positive and span more than a factor of 30.
             count: about how many ticks.
@@ -79,7 +79,8 @@ class Axis:
     def place(self, value: float) -> float:
         """Where ``value`` stands, 0 to 1."""
         if self.log:
-            return math.log10(value / self.low) / math.log10(self.high / self.low)
+            low, high = math.log10(self.low), math.log10(self.high)
+            return (math.log10(value) - low) / (high - low)
         return (value - self.low) / (self.high - self.low)
 
     def labels(self) -> list[str]:
