@@ -107,18 +107,29 @@ def test_exit_code_is_that_of_the_failing_rank(bench: Bench, body: str, code: in
     assert ended.err.count("Traceback") <= 1
 
 
+WAIT = """
+def wait_for_failure_of(other):
+    path = os.path.join(os.environ["HORA_RUN_DIR"], "failures", f"rank-{other}.json")
+    while not os.path.exists(path):
+        time.sleep(0.01)
+
+"""
+
+
 def test_an_echo_never_wins_though_it_came_first(bench: Bench) -> None:
     ended = bench(
-        """
-        if rank == 0:
-            raise RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:99")
-        if rank == 1:
-            time.sleep(0.5)
-            raise KeyError("the real one")
-        if rank == 2:
-            raise ConnectionResetError(104, "Connection reset by peer")
-        time.sleep(60)
-        """,
+        WAIT
+        + """
+if rank == 0:
+    raise RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:99")
+if rank == 1:
+    wait_for_failure_of(0)
+    wait_for_failure_of(2)
+    raise KeyError("the real one")
+if rank == 2:
+    raise ConnectionResetError(104, "Connection reset by peer")
+time.sleep(60)
+""",
         workers=4,
     )
     assert ended.code == 1
@@ -133,15 +144,16 @@ def test_an_echo_never_wins_though_it_came_first(bench: Bench) -> None:
 
 def test_death_by_signal_wins_over_the_echoes_of_it(bench: Bench) -> None:
     ended = bench(
-        """
-        if rank == 0:
-            try:
-                raise ConnectionResetError("Connection reset by peer")
-            except ConnectionResetError as error:
-                raise RuntimeError("training failed") from error
-        time.sleep(0.4)
-        os.kill(os.getpid(), signal.SIGKILL)
-        """
+        WAIT
+        + """
+if rank == 0:
+    try:
+        raise ConnectionResetError("Connection reset by peer")
+    except ConnectionResetError as error:
+        raise RuntimeError("training failed") from error
+wait_for_failure_of(0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
     )
     assert ended.code == 137
     assert "rank 1 of 2 failed" in ended.err
@@ -157,7 +169,7 @@ def test_without_anything_better_an_echo_is_the_failure(bench: Bench) -> None:
 
 
 def test_the_earlier_of_two_real_failures_wins(bench: Bench) -> None:
-    ended = bench("time.sleep(0.4 if rank == 0 else 0); raise ValueError(f'number {rank + 5}')")
+    ended = bench(WAIT + "if rank == 0: wait_for_failure_of(1)\nraise ValueError(f'number {rank + 5}')")
     assert "rank 1 of 2 failed" in ended.err
     assert "ValueError: number 6" in ended.err
     assert "rank 0: ended by itself: ValueError, exit code 1: number 5" in ended.err
@@ -203,33 +215,21 @@ def test_causes_stay_in_the_traceback_and_the_log_has_it(bench: Bench) -> None:
     assert "RuntimeError: no data" in ended.log(0)
 
 
-def test_a_rank_that_hangs_on_its_way_out_after_an_exception_is_still_the_failure(bench: Bench) -> None:
+def test_a_rank_that_hangs_on_its_way_out_is_still_the_failure_with_its_code(bench: Bench) -> None:
     ended = bench(
         """
         import threading
         if rank == 0:
             threading.Thread(target=time.sleep, args=(60,)).start()
-            raise ValueError("then it hangs")
+            sys.exit(3)
         time.sleep(60)
         """
     )
-    assert ended.code == 1
-    assert "rank 0 of 2 failed" in ended.err
-    assert "ValueError: then it hangs" in ended.err
-    assert ended.seconds < 6
-
-
-def test_an_exit_code_survives_hanging_on_the_way_out(bench: Bench) -> None:
-    ended = bench(
-        """
-        import threading
-        threading.Thread(target=time.sleep, args=(60,)).start()
-        sys.exit(3)
-        """,
-        workers=1,
-    )
     assert ended.code == 3
-    assert "rank 0 of 1 failed" in ended.err
+    assert "rank 0 of 2 failed" in ended.err
+    assert "exit code 3" in ended.err
+    assert "rank 1: stopped by hora" in ended.err
+    assert ended.seconds < 15
 
 
 def test_torch_tells_its_traceback_once_and_its_gloo_errors_are_echoes(bench: Bench) -> None:
@@ -246,7 +246,8 @@ def test_torch_tells_its_traceback_once_and_its_gloo_errors_are_echoes(bench: Be
     assert ended.code == 1
     assert "rank 1 of 2 failed" in ended.err
     assert ended.err.count("ValueError: in the middle") == 1
-    assert "rank 0: echo: connection to rank 1 lost" in ended.err
+    # On a busy host rank 0 may not have got round to it when it was stopped.
+    assert re.search("rank 0: (echo: connection to rank 1 lost|stopped by hora)", ended.err)
     assert ended.err.count("Traceback") == 1
 
 

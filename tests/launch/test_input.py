@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.launch.conftest import Bench
 
+from hora.cli import main
 from hora.core.errors import LaunchError
 from hora.launch import Job, ScriptTarget
 from hora.launch.job import check, locate, rank_environment
@@ -48,21 +49,25 @@ from hora.launch.job import check, locate, rank_environment
         (["--run-dir", "empty/..", "train.py"], ["occupied"]),
     ],
 )
-def test_bad_input(bench: Bench, arguments: list[str], words: list[str]) -> None:
+def test_bad_input(
+    bench: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: list[str],
+) -> None:
     bench.script("raise AssertionError('started')", "train.py")
     for folder in ("empty", "pack"):
         (bench.folder / folder).mkdir()
     (bench.folder / "pack" / "__init__.py").touch()
     zipfile.ZipFile(bench.folder / "empty.zip", "w").close()
     before = sorted(bench.folder.rglob("*"))
-    done = subprocess.run(
-        [sys.executable, "-m", "hora.cli", "run", *arguments],
-        cwd=bench.folder, env=bench.environ, capture_output=True, text=True, timeout=20, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stderr.startswith("hora: ")
-    assert len(done.stderr.splitlines()) == 1
-    assert all(word in done.stderr for word in words), done.stderr
+    monkeypatch.chdir(bench.folder)
+    assert main(["run", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("hora: ")
+    assert len(err.splitlines()) == 1
+    assert all(word in err for word in words), err
     assert sorted(bench.folder.rglob("*")) == before
 
 

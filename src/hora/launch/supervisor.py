@@ -30,6 +30,9 @@ __all__ = ["Ended", "Supervisor"]
 AFTER_FAILURE = 1.0
 """Seconds that the other ranks get to end by themselves, so that they can tell what they saw."""
 
+ON_ITS_WAY_OUT = 3.0
+"""Seconds that a rank gets to end after its exception. Only then do its peers lose their connections."""
+
 GRACE = 3.0
 """Seconds between SIGTERM and SIGKILL after a failure."""
 
@@ -239,17 +242,21 @@ class Supervisor:
         if record is not None:
             rank.log.feed(1, record["traceback"].encode("utf-8", "backslashreplace"))
         if rank.outcome.failed:
-            self._on_failure()
+            self._on_failure(AFTER_FAILURE)
 
     def _read_failures(self, fd: int) -> None:
         # The rank's failure file is there, but the rank itself may hang on its way out.
         os.read(fd, CHUNK)
-        self._on_failure()
+        self._on_failure(ON_ITS_WAY_OUT)
 
-    def _on_failure(self) -> None:
-        if self._exit_code is None and not self._failing:
-            self._failing = True
-            self._stop_at = time.monotonic() + AFTER_FAILURE
+    def _on_failure(self, patience: float) -> None:
+        if self._exit_code is not None:
+            return
+        at = time.monotonic() + patience
+        if not self._failing:
+            self._failing, self._stop_at = True, at
+        elif self._stop_at is not None:
+            self._stop_at = min(self._stop_at, at)
 
     def _read_status(self, fd: int) -> None:
         data = os.read(fd, CHUNK)
