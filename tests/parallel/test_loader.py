@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.ranks import ranks
 from torch.utils.data import Dataset, IterableDataset
 
 import hora.torch as hora
@@ -19,7 +20,6 @@ from hora.core.settings import Settings
 from hora.core.world import World
 from hora.torch import _context
 from hora.torch._loader import share
-from tests.ranks import ranks
 
 
 class Numbers(Dataset[Any]):
