@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from tests.ranks import ranks, run_ranks
+from tests.workloads.splits import first
 
 import hora.torch as hora
 from hora.core.errors import TrainingError
@@ -24,10 +25,11 @@ from hora.core.rundir import RunDirectory
 from hora.mlperf import MLPerfLog
 from hora.workloads import calibration
 from hora.workloads.resnet import fashion_mnist
+from hora.workloads.resnet import train as training
 from hora.workloads.resnet.config import PROFILES, SMALL, ModelConfig, Profile
-from hora.workloads.resnet.data import Data, load
+from hora.workloads.resnet.data import load
 from hora.workloads.resnet.learner import Learner, compute_dtype
-from hora.workloads.resnet.train import calibrate, check_finite, indices, learning_rate, run, train
+from hora.workloads.resnet.train import calibrate, check_finite, indices, learning_rate, train
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "resnet.json"
 STEPS = 6
@@ -85,9 +87,9 @@ def test_the_same_seed_gives_identical_losses_and_another_does_not() -> None:
         profile = dataclasses.replace(exact_profile("batch"), precision="auto", seed=seed)
         return first_losses(profile)
 
-    first, again, other = (run_ranks(2, losses, seed)[0] for seed in (1, 1, 2))
-    assert first == again
-    assert first != other
+    one, again, other = (run_ranks(2, losses, seed)[0] for seed in (1, 1, 2))
+    assert one == again
+    assert one != other
 
 
 def test_the_learning_rate_of_the_quick_profile_by_hand() -> None:
@@ -158,31 +160,10 @@ def test_one_worker_has_no_scaling_factor() -> None:
     assert calibrate(Learner(dataclasses.replace(exact_profile("batch"), model=tiny()))) is None
 
 
-class Few:
-    """Some images of a split."""
-
-    def __init__(self, images: Any, count: int) -> None:
-        self.images, self.count, self.classes = images, count, images.classes
-
-    def __len__(self) -> int:
-        return self.count
-
-    def batch(self, samples: Any, **options: Any) -> Any:
-        return self.images.batch(samples, **options)
-
-    def picture(self, sample: int) -> Any:
-        return self.images.picture(sample)
-
-
-def few(profile: Profile, train_count: int, test_count: int) -> Data:
-    data = load(profile.data)
-    return Data(Few(data.train, train_count), Few(data.test, test_count), data.origin)
-
-
 @ranks(3)
 def test_evaluation_takes_each_sample_once_and_all_ranks_agree() -> None:
     profile = dataclasses.replace(exact_profile("batch"), model=tiny())
-    data = few(profile, 64, 101)  # neither the workers nor the batch divide it
+    data = first(profile.data, 64, 101)  # neither the workers nor the batch divide it
     learner = Learner(profile)
     # Statistics of the normalizations that differ between the ranks are averaged first.
     learner.model.blocks[0].norm1.running_mean.fill_(float(hora.rank()))
@@ -204,17 +185,22 @@ def test_training_stops_at_the_target_or_trains_on() -> None:
     )
     for train_on, epochs in ((False, 1), (True, 3)):
         chosen = dataclasses.replace(profile, train_on=train_on)
-        outcome = train(Learner(chosen), few(chosen, 64, 20), MLPerfLog(None), started=0.0)
+        outcome = train(Learner(chosen), first(chosen.data, 64, 20), MLPerfLog(None), started=0.0)
         assert (outcome.reached, outcome.epochs, outcome.steps) == (True, epochs, 4 * epochs)
     unreachable = dataclasses.replace(profile, target=1.0)
-    outcome = train(Learner(unreachable), few(unreachable, 64, 20), MLPerfLog(None), started=0.0)
+    outcome = train(Learner(unreachable), first(unreachable.data, 64, 20), MLPerfLog(None), started=0.0)
     assert (outcome.reached, outcome.epochs) == (False, 3)
 
 
 def test_what_a_run_leaves(tmp_path: Path) -> None:
     profile = exact_profile("batch", epochs=2, target=0.0, train_on=True, calibration_seconds=0.01)
-    profile = dataclasses.replace(profile, model=tiny(), global_batch=500, precision="float32")
-    run_ranks(2, run, profile, run_dir=tmp_path / "run")
+    profile = dataclasses.replace(profile, model=tiny(), precision="float32")
+
+    def body() -> None:
+        training.images.load = lambda config: first(config, 320, 200)
+        training.run(profile)
+
+    run_ranks(2, body, run_dir=tmp_path / "run")
     left = RunDirectory.open(tmp_path / "run")
     about = left.about()
     assert about["config"]["optimizer"]["name"] == "sgd"

@@ -34,7 +34,7 @@ class MLPerfLog:
     """
 
     def __init__(self, path: Path | None) -> None:
-        self._handler: logging.Handler | None = None
+        self._handler: _Raising | None = None
         if path is None:
             return
         try:
@@ -84,9 +84,10 @@ class MLPerfLog:
             self._logger.end(key, value, metadata=metadata)
 
     def close(self) -> None:
-        if self._handler is not None:
-            self._handler.close()
-            self._handler = None
+        handler, self._handler = self._handler, None
+        if handler is not None:
+            with disk_errors(handler.path):
+                handler.close()
 
 
 def resnet_hyperparameters(
@@ -141,8 +142,8 @@ class _Raising(logging.FileHandler):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, encoding="utf-8")
-        self._path = path
+        self.path = path
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        with disk_errors(self._path):
+        with disk_errors(self.path):
             raise  # noqa: PLE0704  (called from logging's own except clause)

@@ -14,7 +14,7 @@ __all__ = ["add", "check", "profile", "words"]
 
 OPTIONS = (
     *("profile", "data", "seed", "epochs", "global_batch", "optimizer", "lr", "precision", "target"),
-    *("image_size", "width"),
+    *("calibration", "image_size", "width"),
 )
 
 
@@ -46,6 +46,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--train-on", action="store_true", help="finish the schedule although the target is reached"
     )
     parser.add_argument(
+        "--calibration", type=float, metavar="S", help="seconds to measure the scaling factor; 0: do not"
+    )
+    parser.add_argument(
         "--image-size", type=int, metavar="PIXELS", help="side of the images (reference profile)"
     )
     parser.add_argument(
@@ -63,10 +66,13 @@ def profile(arguments: argparse.Namespace) -> Profile:
         _check(name, getattr(arguments, name), low=1)
     _check("seed", arguments.seed, low=0, high=2**63 - 1)
     _check("target", arguments.target, low=0.0, high=1.0)
+    _check("calibration", arguments.calibration, low=0.0, high=3600.0)
     chosen = PROFILES[arguments.profile]
     data = dataclasses.replace(chosen.data, path=arguments.data)
     if arguments.image_size is not None:
         data = dataclasses.replace(data, image_size=arguments.image_size)
+    if arguments.calibration is not None:
+        chosen = dataclasses.replace(chosen, calibration_seconds=arguments.calibration)
     model = chosen.model
     if arguments.width is not None:
         widths = tuple(arguments.width * 2**stage for stage in range(len(model.widths)))
@@ -133,9 +139,7 @@ def _optimizer(chosen: Profile, arguments: argparse.Namespace) -> OptimizerConfi
     config = next(config for config in chosen.optimizers if config.name == name)
     if arguments.lr is not None:
         if not 0 < arguments.lr < float("inf"):
-            raise UsageError(
-                f"--lr {arguments.lr} is not a positive learning rate.", fix=f"Write --lr {config.lr}."
-            )
+            raise UsageError(f"--lr {arguments.lr} is not a learning rate.", fix=f"Write --lr {config.lr}.")
         return dataclasses.replace(config, lr=arguments.lr)
     if arguments.global_batch is None:
         return config
