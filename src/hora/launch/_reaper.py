@@ -70,6 +70,9 @@ def sweep(job: str, seconds: float = SWEEP_SECONDS) -> list[int]:
 
 def wait_for(pids: list[int], seconds: float) -> None:
     """Until all of them have ended, at most so long."""
+    if not hasattr(os, "pidfd_open"):
+        time.sleep(seconds)
+        return
     deadline = time.monotonic() + seconds
     for pid in pids:
         try:
@@ -77,7 +80,9 @@ def wait_for(pids: list[int], seconds: float) -> None:
         except OSError:  # it has ended
             continue
         try:
-            select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+            poll = select.poll()  # select() takes no descriptor above 1023
+            poll.register(descriptor, select.POLLIN)
+            poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
         finally:
             os.close(descriptor)
 

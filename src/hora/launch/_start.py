@@ -49,8 +49,8 @@ class Starter:
         flags: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
         self._python = [sys.executable, *flags, _worker.__file__]
 
-    def start(self, number: int) -> tuple[subprocess.Popen[bytes], int, int]:
-        """Start one rank; its handle, and the read ends of its stdout and stderr, non-blocking."""
+    def start(self, number: int) -> subprocess.Popen[bytes]:
+        """Start one rank, with its stdout and stderr as unbuffered, non-blocking pipes."""
         environment = self._environment | {
             "HORA_RANK": str(number),
             "HORA_LOCAL_RANK": str(number),
@@ -78,15 +78,11 @@ class Starter:
             pass_fds=inherited,
             start_new_session=True,
         )
-        assert process.stdout is not None
-        assert process.stderr is not None
-        ends = []
         for pipe in (process.stdout, process.stderr):
-            ends.append(os.dup(pipe.fileno()))
-            pipe.close()
-            os.set_blocking(ends[-1], False)
-            _enlarge(ends[-1])
-        return process, ends[0], ends[1]
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
+                _enlarge(pipe.fileno())
+        return process
 
     def started(self) -> None:
         """All ranks run: give up the ends that are theirs."""

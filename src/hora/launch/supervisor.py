@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import IO
 
 from hora.core.errors import LaunchError
 from hora.core.rundir import RunDirectory
@@ -71,7 +72,7 @@ class _Rank:
     number: int
     process: subprocess.Popen[bytes]
     log: Log
-    pipes: dict[int, int]  # 0 for stdout and 1 for stderr, to the descriptor; gone once at its end
+    pipes: dict[int, IO[bytes]]  # 0: stdout, 1: stderr; taken out at its end
     lines: tuple[Lines, Lines] = field(default_factory=lambda: (Lines(), Lines()))
     tail: Tail = field(default_factory=Tail)
     outcome: Outcome | None = None
@@ -115,16 +116,12 @@ class Supervisor:
             self._console = Console(prefix=self._job.prefix, quiet=self._job.quiet, wakeup=signals.wakeup)
             if signals.wakeup is not None:
                 self._selector.register(signals.wakeup, selectors.EVENT_READ, signals.clear)
-            reaper: _tree.Reaper | None = None
             try:
                 self._start()
-                reaper = _tree.Reaper(self._id, [rank.process.pid for rank in self._ranks])
                 self._loop()
             finally:
                 self._kill_now()
                 self._end()
-                if reaper is not None:
-                    reaper.close()
             return self._result(memory)
 
     # --- start ----------------------------------------------------------------------------------
@@ -135,12 +132,16 @@ class Supervisor:
             self._closing.append(starter.close)
             for number in range(self._job.workers):
                 log = Log(self._run_directory.log(number), self._complain)
-                process, out, err = starter.start(number)
-                rank = _Rank(number=number, process=process, log=log, pipes={0: out, 1: err})
+                process = starter.start(number)
+                pipes = {which: pipe for which, pipe in enumerate((process.stdout, process.stderr)) if pipe}
+                rank = _Rank(number=number, process=process, log=log, pipes=pipes)
                 self._ranks.append(rank)
-                for which, fd in rank.pipes.items():
-                    self._watch(fd, functools.partial(self._read, rank, which))
+                for which, pipe in pipes.items():
+                    self._watch(pipe.fileno(), functools.partial(self._read, rank, which))
                 self._watch_end(rank)
+            # After the ranks, which do not wait for it; until it runs, they end by PR_SET_PDEATHSIG.
+            reaper = _tree.Reaper(self._id, [rank.process.pid for rank in self._ranks])
+            self._closing.append(reaper.close)
         except OSError as error:
             raise LaunchError(
                 f"Only {len(self._ranks)} of {self._job.workers} workers could be started: "
@@ -204,16 +205,16 @@ class Supervisor:
     def _read(self, rank: _Rank, which: int) -> bool:
         """Take in what is there; False when the pipe is empty or at its end."""
         try:
-            data = os.read(rank.pipes[which], CHUNK)
+            data = os.read(rank.pipes[which].fileno(), CHUNK)
         except BlockingIOError:
             return False
         if data:
             rank.log.feed(which, data)
             self._show(rank, which, rank.lines[which].feed(data, time.monotonic()))
             return True
-        fd = rank.pipes.pop(which)
-        self._selector.unregister(fd)
-        os.close(fd)
+        pipe = rank.pipes.pop(which)
+        self._selector.unregister(pipe)
+        pipe.close()
         self._show(rank, which, rank.lines[which].close())
         return False
 
@@ -246,7 +247,9 @@ class Supervisor:
 
     def _read_failures(self, fd: int) -> None:
         # The rank's failure file is there, but the rank itself may hang on its way out.
-        os.read(fd, CHUNK)
+        if not os.read(fd, CHUNK):  # all ranks have closed their ends
+            self._selector.unregister(fd)
+            return
         self._on_failure(ON_ITS_WAY_OUT)
 
     def _on_failure(self, patience: float) -> None:
@@ -328,8 +331,8 @@ class Supervisor:
             self._drain(rank)
             for which in rank.pipes:
                 self._show(rank, which, rank.lines[which].close())
-            for fd in rank.pipes.values():
-                os.close(fd)
+            for pipe in rank.pipes.values():
+                pipe.close()
             rank.pipes.clear()
             rank.log.close()
         self._console.close()
