@@ -171,6 +171,32 @@ def test_default_run_directory_is_named_after_the_script(bench: Bench) -> None:
     assert f"run directory runs/{run.name}" in done.stderr
 
 
+def test_jobs_that_start_in_the_same_moment_get_directories_of_their_own(bench: Bench) -> None:
+    path = bench.script("print(1)", "train.py")
+    command = [sys.executable, "-m", "hora.cli", "run", "--quiet", str(path)]
+    started = [subprocess.Popen(command, cwd=bench.folder, env=bench.environ) for _ in range(6)]
+    assert [process.wait(timeout=30) for process in started] == [0] * 6
+    assert len(list((bench.folder / "runs").glob("*/run.json"))) == 6
+
+
+def test_too_few_descriptors_leave_nothing_behind(bench: Bench) -> None:
+    bench.environ["TEST_MARK"] = bench.folder.name
+    path = bench.script("time.sleep(60)")
+    command = f"ulimit -n 40; exec {sys.executable} -m hora.cli run -n 30 {path}"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=bench.folder,
+        env=bench.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "of 30 workers could be started: Too many open files" in done.stderr
+    assert not (bench.folder / "runs").exists()
+    assert not bench.marked(bench.folder.name)
+
+
 def test_the_users_run_dir_setting_is_honoured(bench: Bench) -> None:
     bench.environ["HORA_RUN_DIR"] = str(bench.folder / "chosen")
     path = bench.script("print(1)")

@@ -8,14 +8,14 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import hora
 from hora.core import events
 from hora.core.errors import HoraError, RunDirectoryError
-from hora.core.rundir import RunDirectory, default_path
+from hora.core.rundir import RunDirectory, default_path, disk_errors
 from hora.launch.failure import Failure
 from hora.launch.job import FunctionTarget, Job, ModuleTarget, check
 from hora.launch.supervisor import Supervisor
@@ -59,8 +59,14 @@ def run_job(job: Job, *, announce: bool = True) -> JobResult:
     """
     check(job)
     path = job.run_dir if job.run_dir is not None else default_path(job.title)
-    present = path.exists()
-    run = RunDirectory.create(path, about=_about(job))
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        if job.run_dir is None:
+            path = _claim(job.title)
+        run = RunDirectory.create(path, about=_about(job))
+    except HoraError:
+        _remove_empty(([path] if job.run_dir is None else []) + missing)
+        raise
     if announce and not job.quiet:
         many = "" if job.workers == 1 else "s"
         _say(f"hora: {job.workers} worker{many}, run directory {path}")
@@ -69,7 +75,9 @@ def run_job(job: Job, *, announce: bool = True) -> JobResult:
     try:
         ended = supervisor.run()
     except HoraError:
-        _remove(run.path, keep=present)
+        for folder in run.path.iterdir():
+            shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
+        _remove_empty(missing)
         raise
     seconds = time.monotonic() - began
     with _told():
@@ -122,11 +130,26 @@ def _told() -> Iterator[None]:
         _say(f"hora: the run directory is incomplete: {error}")
 
 
-def _remove(path: Path, *, keep: bool) -> None:
-    """Nothing half-done: a run whose ranks never started leaves no directory."""
-    shutil.rmtree(path, ignore_errors=True)
-    if keep:
-        path.mkdir(exist_ok=True)
+def _claim(title: str) -> Path:
+    """A default run directory that no other launcher has: several may start in the same second."""
+    while True:
+        path = default_path(title)
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                path.mkdir()
+            except FileExistsError:  # another one was faster; its directory counts as taken now
+                continue
+        return path
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Nothing half-done: what was made for a run that never started goes, unless another run uses it."""
+    for folder in folders:
+        try:
+            folder.rmdir()
+        except OSError:  # not empty, or never made
+            continue
 
 
 def _say(text: str) -> None:

@@ -214,9 +214,8 @@ def _details(first: Outcome) -> list[str]:
     record = first.record
     lines: list[str] = []
     if record is None:
-        lines = [line[:LONGEST] for line in first.tail if not any(word in line for word in UNTOLD)][
-            -TAIL_LINES:
-        ]
+        told = [line[:LONGEST] for line in first.tail if not any(word in line for word in UNTOLD)]
+        lines = told[-TAIL_LINES:]
         if lines:
             lines.insert(0, "its last lines on stderr:")
         if first.memory and first.code == -signal.SIGKILL:
