@@ -51,7 +51,7 @@ class Learner:
         """One training step on this worker's micro-batch; returns its mean loss, detached."""
         set_lr(self.optimizer, lr)
         self.optimizer.zero_grad()
-        with self._autocast():
+        with self.autocast():
             logits = self.model(images)
         loss = F.cross_entropy(logits.to(self.stored), labels, label_smoothing=self.profile.label_smoothing)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -61,7 +61,7 @@ class Learner:
     def predict(self, images: Tensor) -> Tensor:
         """Logits [n, classes], by the running statistics of the normalizations."""
         self.model.eval()
-        with torch.no_grad(), self._autocast():
+        with torch.no_grad(), self.autocast():
             logits: Tensor = self.model(images).to(self.stored)
         self.model.train()
         return logits
@@ -88,6 +88,12 @@ class Learner:
         images, labels = (torch.from_numpy(part).to(self.device, non_blocking=True) for part in batch)
         return images.to(self.stored).permute(0, 3, 1, 2), labels
 
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """The context in which the model computes in its compute type."""
+        if self.dtype == self.stored:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.dtype)
+
     def random_batch(self, samples: int, *, side: int) -> tuple[Tensor, Tensor]:
         """Noise of a batch's form, to measure speed with. Global random streams stay as they are."""
         generator = torch.Generator().manual_seed(0)
@@ -101,11 +107,6 @@ class Learner:
         self.optimizer: torch.optim.Optimizer = optimizer
         if distributed:
             self.optimizer = hora.DistributedOptimizer(optimizer, model)
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.dtype == self.stored:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, self.dtype)
 
     def _agree_on_statistics(self) -> None:
         # Each worker's running statistics come from its own micro-batches. Their mean is the better
