@@ -22,6 +22,8 @@ __all__ = [
     "ScriptTarget",
     "Target",
     "check",
+    "check_workers",
+    "cores",
     "locate",
     "rank_environment",
 ]
