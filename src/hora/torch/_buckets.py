@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,10 @@ __all__ = ["Bucket", "assign"]
 
 FIRST_BUCKET_MB = 1.0
 """The first bucket is small, so that averaging starts early in backward (PyTorch DDP does the same)."""
+
+SMALL = 16384
+"""Elements below which a gradient on the CPU is copied with others in one call. Above, one call for each
+saves a pass over memory; measured with the benchmark ``optimizer_vs_ddp.py``."""
 
 Named = tuple[str, torch.Tensor]
 
@@ -27,24 +32,36 @@ class Bucket:
 
     While a message is on its way the parameters' ``grad`` is None, so that nobody reads or changes the
     buffer; afterwards it is a view of the buffer.
+
+    Attributes:
+        waiting: parameters, by their number, whose gradient is not ready yet.
+        marks: after the message has come back, the sums of the two marks.
+        work: the message on its way.
+        started: when it left (``time.time()``).
     """
 
     def __init__(self, named: Sequence[Named]) -> None:
+        first = named[0][1]
+        self._dtype, self._device = first.dtype, first.device
+        # Those that are copied together come first.
+        named = sorted(named, key=lambda entry: not self._is_joined(entry[1]))
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
-        first = self.parameters[0]
-        self._dtype, self._device = first.dtype, first.device
+        self._joined = sum(map(self._is_joined, self.parameters))
         self._sizes = [parameter.numel() for parameter in self.parameters]
         self._elements = sum(self._sizes)
         # Of a tensor with gaps or overlaps, empty_like has the plain strides.
         self._strides = [torch.empty_like(parameter, device="meta").stride() for parameter in self.parameters]
-        self._contiguous = all(parameter.is_contiguous() for parameter in self.parameters)
-        self._views: Sequence[torch.Tensor] = ()
         self._absent: list[int] = []
+        self.waiting: set[int] = set()
         self.work: Any = None
         self.started = 0.0
         self._allocate()
         self.reset()
+
+    def _is_joined(self, parameter: torch.Tensor) -> bool:
+        small = self._device.type != "cpu" or parameter.numel() < SMALL
+        return small and parameter.is_contiguous()
 
     @property
     def bytes(self) -> int:
@@ -55,72 +72,57 @@ class Bucket:
         """What is summed over the ranks."""
         return torch.view_as_real(self._flat) if self._dtype.is_complex else self._flat
 
-    @property
-    def marks(self) -> torch.Tensor:
-        """The sums of the two marks, after the message has come back."""
-        return self._marks
-
     def reset(self) -> None:
-        """Forget which gradients are ready."""
-        self._seen = [False] * len(self.parameters)
-        self._waiting = len(self.parameters)
+        """Wait for all gradients anew."""
+        self.waiting.update(range(len(self.parameters)))
         self.work = None
 
-    def ready(self, index: int) -> bool:
-        """Note that a gradient is ready; True when it was the last one missing."""
-        if self._seen[index]:
-            return False
-        self._seen[index] = True
-        self._waiting -= 1
-        return self._waiting == 0
-
-    @property
-    def complete(self) -> bool:
-        return self._waiting == 0
-
     def pack(self, *, size: int, mark: int) -> None:
-        """Move the gradients into the buffer, divided by ``size``.
+        """Copy the gradients into the buffer, divided by ``size``.
 
         Raises:
             GradientError: a gradient that is sparse or itself differentiable.
         """
         gradients = [parameter.grad for parameter in self.parameters]
+        for index, gradient in enumerate(gradients):
+            if gradient is not None and (gradient.layout != torch.strided or gradient.requires_grad):
+                self._refuse(index, gradient)
         with torch.no_grad():
-            inside = []
-            for index, (gradient, address) in enumerate(zip(gradients, self._addresses, strict=True)):
-                if gradient is not None and (gradient.layout != torch.strided or gradient.requires_grad):
-                    self._refuse(index, gradient)
-                inside.append(gradient is not None and gradient.data_ptr() == address)
-            if self._users() > self._own_users + sum(inside):
-                # Somebody keeps a gradient of an earlier step; plain torch would not change it either.
-                self._allocate()
-                inside = [False] * len(gradients)
-            views = self._make_views()
-            sources, targets, absent = [], [], []
-            for index, gradient in enumerate(gradients):
+            self._vacate(gradients)
+            self._absent = [index for index, gradient in enumerate(gradients) if gradient is None]
+            if self._joined:
+                joined = [
+                    parameter.new_zeros(parameter.shape) if gradient is None else gradient
+                    for parameter, gradient in zip(
+                        self.parameters[: self._joined], gradients[: self._joined], strict=True
+                    )
+                ]
+                torch.div(torch._C._nn.flatten_dense_tensors(joined), size, out=self._joined_payload)
+            for index in range(self._joined, len(gradients)):
+                gradient, view = gradients[index], self._view(index)
                 if gradient is None:
-                    absent.append(index)
-                    continue
-                if not inside[index]:
-                    sources.append(gradient)
-                    targets.append(views[index])
-            if sources:
-                torch._foreach_copy_(targets, sources)
+                    view.zero_()
+                else:
+                    torch.div(gradient, size, out=view)
             self._tail.copy_(self._full_tail[mark])
-            for index in absent:
-                views[index].zero_()
+            for index in self._absent:
                 self._tail[index] = 0
-            self._payload.div_(size)
-            for parameter, gradient in zip(self.parameters, gradients, strict=True):
-                if gradient is not None:
-                    parameter.grad = None
-        self._views, self._absent = views, absent
+
+    def release(self) -> None:
+        """Take the gradients away from the parameters, after they were packed."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        views: Sequence[torch.Tensor] = ()
+        if self._joined:
+            views = torch._C._nn.unflatten_dense_tensors(
+                self._joined_payload, self.parameters[: self._joined]
+            )
+        self._views = [*views, *map(self._view, range(self._joined, len(self.parameters)))]
 
     def pack_nothing(self, *, mark: int) -> None:
         """Fill the buffer for a rank that contributes no gradient, whatever its parameters hold."""
         with torch.no_grad():
-            if self._users() > self._own_users:
-                self._allocate()
+            self._vacate([None] * len(self.parameters))
             self._flat.zero_()
             self._tail[len(self.parameters) + mark] = 1
 
@@ -140,46 +142,52 @@ class Bucket:
                 late = True
                 if index not in absent:
                     parameter.grad.add_(view)
-        self._views = ()
+        self._views = []
         return late
 
     def discard(self) -> None:
         """Drop the averages."""
-        self._views = ()
+        self._views = []
 
     def _allocate(self) -> None:
         count = len(self.parameters)
         self._flat = torch.zeros(self._elements + count + 2, dtype=self._dtype, device=self._device)
-        self._payload = self._flat[: self._elements]
+        self._joined_payload = self._flat[: sum(self._sizes[: self._joined])]
         self._tail = self._flat[self._elements :]
-        self._marks = self._flat[self._elements + count :]
+        self.marks = self._flat[self._elements + count :]
         self._full_tail = torch.ones(2, count + 2, dtype=self._dtype, device=self._device)
         self._full_tail[0, count + 1] = 0
         self._full_tail[1, count] = 0
+        self._offsets = [0, *itertools.accumulate(self._sizes)]
         start, width = self._flat.data_ptr(), self._flat.element_size()
-        self._addresses = []
-        for size in self._sizes:
-            self._addresses.append(start if size else -1)
-            start += size * width
+        self._addresses = {start + offset * width for offset in self._offsets[:-1]}
+        self._views: list[torch.Tensor] = []
         self._own_users = self._users()
+
+    def _vacate(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Make the buffer free to be overwritten.
+
+        Somebody may keep a gradient of an earlier step. Plain torch would not change it any more, so it
+        keeps the buffer, and there is a new one. ``gradients`` that lie in the buffer are not of that kind.
+        """
+        users = self._users()
+        if users == self._own_users:
+            return
+        inside = sum(
+            gradient is not None and gradient.data_ptr() in self._addresses for gradient in gradients
+        )
+        if users > self._own_users + inside:
+            self._allocate()
 
     def _users(self) -> int:
         """How many tensors share the buffer's memory, the bucket's own ones included."""
         count: int = torch._C._storage_Use_Count(self._flat.untyped_storage()._cdata)
         return count
 
-    def _make_views(self) -> Sequence[torch.Tensor]:
-        if self._contiguous:
-            views: Sequence[torch.Tensor] = torch._C._nn.unflatten_dense_tensors(
-                self._payload, self.parameters
-            )
-            return views
-        views, offset = [], 0
-        for parameter, size, stride in zip(self.parameters, self._sizes, self._strides, strict=True):
-            # In the parameter's own memory order (channels last, say), as optimizers work on both.
-            views.append(self._payload.as_strided(parameter.shape, stride, offset))
-            offset += size
-        return views
+    def _view(self, index: int) -> torch.Tensor:
+        # In the parameter's own memory order (channels last, say), as optimizers work on both.
+        parameter = self.parameters[index]
+        return self._flat.as_strided(parameter.shape, self._strides[index], self._offsets[index])
 
     def _refuse(self, index: int, gradient: torch.Tensor) -> None:
         name = self.names[index]

@@ -41,7 +41,7 @@ class Reducer:
         self._bucket_mb = bucket_mb
         self._layouts: dict[tuple[Any, ...], list[Bucket]] = {}
         self._buckets: list[Bucket] = []
-        self._places: dict[int, tuple[Bucket, int]] = {}
+        self._places: dict[int, Place] = {}
         self._hooks: dict[int, Any] = {}
         self._lock = threading.RLock()  # backward runs one thread per device
         self._options = dist.AllreduceOptions()
@@ -49,7 +49,7 @@ class Reducer:
         self._options.asyncOp = True
         self._open = False
         self._cycle = 0
-        self._task = -1
+        self.task = -1
         self._ends: list[weakref.ref[_End]] = []
         self._next = 0
         self._steps = 0
@@ -104,36 +104,34 @@ class Reducer:
             named = [(name, parameter) for name, parameter in self._named if parameter.requires_grad]
             self._layouts[trainable] = assign(named, bucket_mb=self._bucket_mb)
         self._buckets = self._layouts[trainable]
-        self._places = {}
         for bucket in self._buckets:
             for index, parameter in enumerate(bucket.parameters):
-                self._places[id(parameter)] = (bucket, index)
+                place = self._places.setdefault(id(parameter), Place())
+                place.waiting, place.index = bucket.waiting, index
                 if id(parameter) not in self._hooks:
                     register: Any = parameter.register_post_accumulate_grad_hook
-                    self._hooks[id(parameter)] = register(_hook(self))
+                    self._hooks[id(parameter)] = register(_hook(self, place))
 
-    def gradient(self, parameter: torch.Tensor) -> None:
-        """Called in backward when a parameter's gradient is there."""
+    def advance(self) -> None:
+        """Send off the buckets that are complete, as far as the fixed order allows."""
         with self._lock:
-            task = torch._C._current_graph_task_id()
-            if task != self._task:
-                self._enter(task)
-            bucket, index = self._places[id(parameter)]
-            if bucket.ready(index):
-                while self._next < len(self._buckets) and self._buckets[self._next].complete:
-                    self._launch(self._buckets[self._next])
+            while self._next < len(self._buckets) and not self._buckets[self._next].waiting:
+                self._launch(self._buckets[self._next])
 
-    def _enter(self, task: int) -> None:
+    def enter(self, task: int) -> None:
         """A backward gives this cycle its first gradient."""
-        if self._open and not any(end() is not None for end in self._ends):
-            self._abandon()
-        if not self._open:
-            self._start(task=task)
-        self._task = task
-        # Also for a backward inside another (reentrant checkpoints): it closes the cycle when it ends.
-        end = _End(self, self._cycle)
-        self._ends.append(weakref.ref(end))
-        torch.autograd.Variable._execution_engine.queue_callback(end)
+        with self._lock:
+            if task == self.task:
+                return
+            if self._open and not any(end() is not None for end in self._ends):
+                self._abandon()
+            if not self._open:
+                self._start(task=task)
+            self.task = task
+            # Also for a backward inside another (reentrant checkpoints): it closes the cycle when it ends.
+            end = _End(self, self._cycle)
+            self._ends.append(weakref.ref(end))
+            torch.autograd.Variable._execution_engine.queue_callback(end)
 
     def _start(self, *, task: int) -> None:
         if _context._current is not self._context:
@@ -145,7 +143,7 @@ class Reducer:
         self._arrange()
         for bucket in self._buckets:
             bucket.reset()
-        self._open, self._task, self._next = True, task, 0
+        self._open, self.task, self._next = True, task, 0
         self._cycle += 1
         self._ends = []
 
@@ -158,6 +156,8 @@ class Reducer:
         bucket.work = self._context.group.allreduce([bucket.wire], self._options)
         self._context.pending.add(bucket.work)
         self._next += 1
+        if not nothing:
+            bucket.release()  # behind the message, which is on its way by now
 
     def end(self, cycle: int) -> None:
         """Called when a backward has made all its gradients."""
@@ -190,7 +190,7 @@ class Reducer:
         """Wait for all messages of the cycle and close it."""
         timeline = self._context.timeline
         start = time.time()
-        self._open, self._task = False, -1
+        self._open, self.task = False, -1
         for bucket in self._buckets:
             bucket.work.wait()
             self._context.pending.discard(bucket.work)
@@ -248,13 +248,30 @@ class _End:
             reducer.end(self._cycle)
 
 
-def _hook(reducer: Reducer) -> Callable[[torch.Tensor], None]:
+class Place:
+    """Where a parameter's gradient goes: its number in a bucket's set of those that are waited for."""
+
+    __slots__ = ("index", "waiting")
+    waiting: set[int]
+    index: int
+
+
+def _hook(reducer: Reducer, place: Place) -> Callable[[torch.Tensor], None]:
+    """The function that autograd calls for each gradient; kept short, for models of many small tensors."""
     # Parameters outlive optimizers, and hooks must not keep the latter alive.
     reference = weakref.ref(reducer)
+    current_task = torch._C._current_graph_task_id
 
     def hook(parameter: torch.Tensor) -> None:
         reducer = reference()
-        if reducer is not None:
-            reducer.gradient(parameter)
+        if reducer is None:
+            return
+        task = current_task()
+        if task != reducer.task:
+            reducer.enter(task)
+        waiting = place.waiting
+        waiting.discard(place.index)
+        if not waiting:
+            reducer.advance()
 
     return hook
