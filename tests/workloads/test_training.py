@@ -104,8 +104,17 @@ def test_the_learning_rate_of_the_quick_profile_by_hand() -> None:
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_not_finite_stops_the_training(loss: float) -> None:
     check_finite(3.0, step=4, lr=0.1)
-    with pytest.raises(TrainingError, match="loss of step 5 is .* learning rate 0.2"):
+    with pytest.raises(TrainingError, match="loss up to step 5 is .* learning rate 0.2"):
         check_finite(loss, step=5, lr=0.2)
+
+
+@ranks(2)
+def test_a_training_that_diverges_ends_on_every_rank() -> None:
+    config = dataclasses.replace(PROFILES["quick"].optimizer, lr=1e30, warmup_epochs=0.0)
+    profile = exact_profile("none", optimizers=(config,), calibration_seconds=0.0)
+    profile = dataclasses.replace(profile, model=dataclasses.replace(tiny(), norm="none"))
+    with pytest.raises(TrainingError, match="up to step 5"):
+        train(Learner(profile), first(profile.data, 160, 20), MLPerfLog(None), started=0.0)
 
 
 def tiny() -> ModelConfig:

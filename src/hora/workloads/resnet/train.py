@@ -105,6 +105,7 @@ def train(learner: Learner, data: Data, log: MLPerfLog, *, started: float) -> Ou
             if accuracy >= profile.target and reached_at is None:
                 reached_at = time.perf_counter() - started
                 log.stop("run_stop", status="success")
+                log.close()  # training on belongs to no MLPerf run
                 progress.note(
                     f"target reached after epoch {progress.epoch + 1}: "
                     f"accuracy {accuracy:.4f}, target {profile.target}"
@@ -161,8 +162,8 @@ def indices(split: images.Images) -> tuple[torch.Tensor]:
 def check_finite(loss: float, *, step: int, lr: float) -> None:
     if not -float("inf") < loss < float("inf"):
         raise TrainingError(
-            f"The loss of step {step} is {loss}, at learning rate {lr:.4g}.",
-            fix="Train with a lower one: --lr, or more warm-up.",
+            f"The loss up to step {step} is {loss}, at learning rate {lr:.4g}.",
+            fix="Choose a lower one with --lr.",
         )
 
 
