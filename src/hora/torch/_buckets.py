@@ -54,6 +54,7 @@ class Bucket:
         self._strides = [torch.empty_like(parameter, device="meta").stride() for parameter in self.parameters]
         self._absent: list[int] = []
         self.waiting: set[int] = set()
+        self._views: list[torch.Tensor] = []
         self.work: Any = None
         self.started = 0.0
         self._allocate()
@@ -161,7 +162,7 @@ class Bucket:
         self._offsets = [0, *itertools.accumulate(self._sizes)]
         start, width = self._flat.data_ptr(), self._flat.element_size()
         self._addresses = {start + offset * width for offset in self._offsets[:-1]}
-        self._views: list[torch.Tensor] = []
+        self._views = []
         self._own_users = self._users()
 
     def _vacate(self, gradients: Sequence[torch.Tensor | None]) -> None:
