@@ -239,7 +239,8 @@ def test_ctrl_c_stops_the_workers_and_interrupts_the_caller(bench: Bench) -> Non
             """
         )
     )
-    bench.environ["TEST_MARK"] = bench.folder.name
+    (bench.folder / "temporary").mkdir()
+    bench.environ |= {"TEST_MARK": bench.folder.name, "TMPDIR": str(bench.folder / "temporary")}
     with subprocess.Popen(
         [sys.executable, str(program)], env=bench.environ, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -249,6 +250,7 @@ def test_ctrl_c_stops_the_workers_and_interrupts_the_caller(bench: Bench) -> Non
         assert process.stdout.read() == "interrupted\n"
     assert process.returncode == 0
     assert not bench.marked(bench.folder.name)
+    assert list((bench.folder / "temporary").iterdir()) == []
 
 
 def test_signal_handlers_are_as_before() -> None:

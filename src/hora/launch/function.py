@@ -88,6 +88,8 @@ def run(
             ),
             announce=False,
         )
+        if temporary and result.interrupted_by is not None:
+            shutil.rmtree(kept, ignore_errors=True)  # no error will name it
         _pass_signal_on(result)
         values = _values(result, results, name)
     if temporary:
