@@ -66,9 +66,7 @@ def test_everything_before_init_names_itself() -> None:
     free = {"init", "shutdown", "is_initialized", "Average", "Sum", "Min", "Max", "Product", "ReduceOp"}
     assert set(functions) | free | {"Context", "Loader", "Tracker"} == set(hora.__all__)
     for name, call in functions.items():
-        with pytest.raises(
-            NotInitializedError, match=rf"hora.torch.{name}\(\) was called before hora.torch.init"
-        ):
+        with pytest.raises(NotInitializedError, match=rf"hora.torch.{name}\(\) was called before"):
             call()
     hora.shutdown()
     assert not hora.is_initialized()
