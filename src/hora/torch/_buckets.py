@@ -19,6 +19,9 @@ SMALL = 16384
 """Elements below which a gradient is copied, all of a bucket in one call. Making a view and assigning it
 costs more than copying that much; measured with the benchmark ``optimizer_vs_ddp.py``."""
 
+ALIGNMENT = 64
+"""Bytes at whose multiples large gradients start: a cache line, as torch's own tensors do."""
+
 Named = tuple[str, torch.Tensor]
 
 
@@ -49,7 +52,6 @@ class Bucket:
         self.parameters = [parameter for _, parameter in named]
         self._joined = sum(map(self._is_joined, self.parameters))
         self._sizes = [parameter.numel() for parameter in self.parameters]
-        self._elements = sum(self._sizes)
         # Of a tensor with gaps or overlaps, empty_like has the plain strides.
         self._strides = [torch.empty_like(parameter, device="meta").stride() for parameter in self.parameters]
         self._absent: list[int] = []
@@ -153,9 +155,16 @@ class Bucket:
         self._large = []
 
     def _allocate(self) -> None:
-        count = len(self.parameters)
-        self._offsets = [0, *itertools.accumulate(self._sizes)]
-        border = self._offsets[self._joined]
+        count, first = len(self.parameters), self.parameters[0]
+        border = sum(self._sizes[: self._joined])
+        aligned = ALIGNMENT // first.element_size()
+        self._offsets = [0, *itertools.accumulate(self._sizes[: self._joined])][: self._joined]
+        end = border
+        for size in self._sizes[self._joined :]:
+            start = -(-end // aligned) * aligned
+            self._offsets.append(start)
+            end = start + size
+        self._elements = end
         self._flat = torch.zeros(self._elements + count + 2, dtype=self._dtype, device=self._device)
         self._small_payload = self._flat[:border]
         self._small = [self._view(index) for index in range(self._joined)]
@@ -166,7 +175,7 @@ class Bucket:
         self._full_tail[0, count + 1] = 0
         self._full_tail[1, count] = 0
         start, width = self._flat.data_ptr(), self._flat.element_size()
-        self._addresses = {start + offset * width for offset in self._offsets[self._joined : -1]}
+        self._addresses = {start + offset * width for offset in self._offsets[self._joined :]}
         self._large = []
         self._own_users = self._users()
 
