@@ -4,12 +4,12 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/ready-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 
-.PHONY: train test check bench docs clean setup browser
+.PHONY: train test check bench docs clean setup system
 
 train: setup
 	$(BIN)/hora train resnet $(ARGS)
 
-test: setup browser
+test: setup system
 	$(BIN)/python -m pytest $(ARGS)
 
 check: setup
@@ -43,8 +43,9 @@ $(READY):
 	@rm -f $(VENV)/ready-*
 	@touch $@
 
-# The report is tested in a real browser. Without root the browser tests say what is missing.
-browser:
-	@if ! command -v chromium >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver fonts-dejavu-core; \
+# A real browser for the report, a real mpirun, and all of Fashion-MNIST. Without root the tests say what is missing.
+SYSTEM := chromium fonts-dejavu-core mpich dataset-fashion-mnist
+system:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! dpkg -s $(SYSTEM) >/dev/null 2>&1; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SYSTEM); \
 	fi

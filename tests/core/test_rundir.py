@@ -117,6 +117,7 @@ def test_a_disk_that_fills_up_later_is_named(mounted: Path) -> None:
     with pytest.raises(DiskFullError, match="The disk is full"):
         run.describe(text="x" * 2**16)
     assert "created" in run.about()
+    assert not list(run.path.glob("*.new"))
 
 
 def test_a_failed_description_keeps_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,6 +114,8 @@ def test_partial_slurm_variables_are_named() -> None:
         (HORA | {"HORA_HOST_INDEX": "2"}, "host index 2 is out of range"),
         (HORA | {"RANK": "0"}, "HORA_RANK=5 and RANK=0 contradict each other"),
         (HORA | {"WORLD_SIZE": "2", "RANK": "5"}, "HORA_SIZE=6 and WORLD_SIZE=2 contradict"),
+        (HORA | OPEN_MPI, "HORA_RANK=5 and OMPI_COMM_WORLD_RANK=1 contradict"),
+        (HORA | {"PMI_RANK": "5", "PMI_SIZE": "7"}, "HORA_SIZE=6 and PMI_SIZE=7 contradict"),
         (TORCHRUN | {"LOCAL_WORLD_SIZE": "5"}, "local size 5 is out of range"),
         ({"PMIX_RANK": "1"}, "PMIX_RANK=1 is set, but PMIx has no variable for the number"),
         (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "2(x3)"}, "describes 3 hosts with 6 workers"),

@@ -72,7 +72,7 @@ def page_of(run: RunDirectory) -> Page:
 def test_a_finished_run(tmp_path: Path) -> None:
     page = page_of(samples.finished(tmp_path / "run"))
     # The sample's accuracy at the end is 0.883 - 0.35 exp(-5) = 0.8806.
-    assert page.heading == "Target reached: 0.881 accuracy after 8 epochs, 71 s"
+    assert page.heading == "Target reached: 0.8806 accuracy after 8 epochs, 71 s"
     assert page.count("svg") == 6
     assert page.count("img") == 24
     assert "20 of these 24 are right" in page.text
@@ -84,8 +84,8 @@ def test_a_finished_run(tmp_path: Path) -> None:
 
 def test_a_missed_target(tmp_path: Path) -> None:
     page = page_of(samples.finished(tmp_path / "run", reached=False))
-    assert page.heading == "Target missed: 0.848 accuracy after 8 epochs, 71 s"
-    assert "The target is 0.870." in page.text
+    assert page.heading == "Target missed: 0.8476 accuracy after 8 epochs, 71 s"
+    assert "The target is 0.87." in page.text
 
 
 def test_a_missed_target_is_not_a_failure_although_the_script_exits_with_one(tmp_path: Path) -> None:

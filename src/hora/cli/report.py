@@ -8,8 +8,6 @@ from pathlib import Path
 
 from hora.core.rundir import RunDirectory
 
-HELP = "write a run's report.html again"
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="the run directory, such as runs/resnet-1")

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from hora.core.errors import LaunchError
 
-HELP = "start a script on N workers and bring back how they ended"
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = (

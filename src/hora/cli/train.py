@@ -11,8 +11,6 @@ from typing import Any
 from hora.core.errors import MissingExtraError
 from hora.workloads.registry import WORKLOADS, Workload, default_workers
 
-HELP = "train a workload to its target"
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "`hora train WORKLOAD --help` lists the options of a workload."

@@ -6,8 +6,6 @@ import argparse
 
 from hora.workloads.registry import WORKLOADS
 
-HELP = "list the workloads, their data and their targets"
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """There is nothing to configure."""

@@ -161,13 +161,12 @@ class BarDisplay:
             room = width - first.cell_len - GAP
             bar = _bar(part, min(room, WIDEST_BAR), unicode=self._unicode)
             first = bar.append(" " * GAP).append_text(first) if room >= NARROWEST_BAR else first
-        # First the loss, then the speed, the second value (an accuracy, say), the speed per worker, the rest.
-        values, measured = [], 0
-        for name, value in words.values(progress):
-            # The learning rate is the schedule's own number: it surprises nobody.
-            rank = 99 if name == "lr" else 1 + 2 * measured
-            measured += name != "lr"
-            values.append((rank, f"{name} {value}", ""))
+        # First the loss, then the speed, an accuracy or else the second value, the speed per worker, the rest.
+        ranked = sorted(progress.values, key=_importance)
+        values = [
+            (99 if name == "lr" else 1 + 2 * ranked.index(name), f"{words.clean(name)} {value}", "")
+            for name, (_, value) in zip(progress.values, words.values(progress), strict=True)
+        ]
         second = _fit(
             [
                 *values,
@@ -177,6 +176,13 @@ class BarDisplay:
             width,
         )
         return [line for line in (first, second) if line.cell_len]
+
+
+def _importance(name: str) -> int:
+    """The loss, then what is better when higher, then the rest; the schedule's own rate surprises nobody."""
+    if name == "lr":
+        return 3
+    return 0 if name == "loss" else 1 if "accuracy" in name else 2
 
 
 def _fit(parts: list[tuple[int, str, str]], width: int) -> Text:

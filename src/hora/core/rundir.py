@@ -111,8 +111,13 @@ class RunDirectory:
         about.update(entries)
         draft = self.run_json.with_suffix(".json.new")
         with disk_errors(self.path):
-            draft.write_text(json.dumps(about, indent=2, default=str) + "\n")
-            draft.replace(self.run_json)
+            try:
+                draft.write_text(json.dumps(about, indent=2, default=str) + "\n")
+                draft.replace(self.run_json)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    draft.unlink(missing_ok=True)
+                raise
 
     def about(self) -> dict[str, Any]:
         """The content of ``run.json``."""
@@ -209,11 +214,11 @@ def _take_back(made: list[Path]) -> None:
 
 
 def _check_space(path: Path) -> None:
+    if not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
     free = shutil.disk_usage(path).free
     if free < MINIMUM_FREE_MB * 2**20:
         raise DiskFullError(
             f"Only {free / 2**20:.1f} MB are free at {path}; a run needs at least {MINIMUM_FREE_MB} MB.",
             fix="Free some space, or choose another place with --run-dir PATH.",
         )
-    if not os.access(path, os.W_OK):
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))

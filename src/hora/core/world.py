@@ -19,6 +19,14 @@ __all__ = ["World", "from_environment"]
 
 Environ = Mapping[str, str]
 
+_OPEN_MPI = (
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+)
+_MPICH = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+
 
 @dataclass(frozen=True, kw_only=True)
 class World:
@@ -87,14 +95,16 @@ def _hora(environ: Environ) -> World | None:
     if values is None:
         return None
     # `hora run` sets torchrun's variables too, for scripts that use torch.distributed alone. A
-    # difference means that a second launcher ran inside the first.
-    for ours, theirs in (("HORA_RANK", "RANK"), ("HORA_SIZE", "WORLD_SIZE")):
-        if theirs in environ and environ[theirs] != environ[ours]:
-            raise WorldError(
-                f"{ours}={environ[ours]} and {theirs}={environ[theirs]} contradict each other: "
-                "two launchers, one inside the other?",
-                fix="Start the script with one of `hora run` and `torchrun`, not with both.",
-            )
+    # difference means that a second launcher ran inside the first. Slurm's are not compared: each task of
+    # an `srun` may well start a job of its own.
+    for theirs in (("RANK", "WORLD_SIZE"), _OPEN_MPI[:2], _MPICH[:2]):
+        for ours, other in zip(("HORA_RANK", "HORA_SIZE"), theirs, strict=True):
+            if other in environ and environ[other] != environ[ours]:
+                raise WorldError(
+                    f"{ours}={environ[ours]} and {other}={environ[other]} contradict each other: "
+                    "two launchers, one inside the other?",
+                    fix="Start the script with one of `hora run`, `torchrun` and `mpirun`, not with two.",
+                )
     rank, size, local_rank, local_size, host_index, host_count = values
     return _world(
         "hora",
@@ -134,24 +144,14 @@ def _torchrun(environ: Environ) -> World | None:
 
 
 def _open_mpi(environ: Environ) -> World | None:
-    return _mpi(
-        environ,
-        "Open MPI",
-        (
-            "OMPI_COMM_WORLD_RANK",
-            "OMPI_COMM_WORLD_SIZE",
-            "OMPI_COMM_WORLD_LOCAL_RANK",
-            "OMPI_COMM_WORLD_LOCAL_SIZE",
-        ),
-    )
+    return _mpi(environ, "Open MPI", _OPEN_MPI)
 
 
 def _mpich(environ: Environ) -> World | None:
-    names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-    if "SLURM_STEP_ID" in environ and not any(name in environ for name in names[2:]):
+    if "SLURM_STEP_ID" in environ and not any(name in environ for name in _MPICH[2:]):
         # `srun --mpi=pmi2` sets PMI_RANK and PMI_SIZE without the local ones; Slurm's own say all.
         return None
-    return _mpi(environ, "MPICH", names)
+    return _mpi(environ, "MPICH", _MPICH)
 
 
 def _pmix(environ: Environ) -> World | None:

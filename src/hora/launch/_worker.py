@@ -101,9 +101,11 @@ def _drop_own_path() -> None:
 
 
 def _prepare(notify: int) -> None:
+    import atexit
     import faulthandler
     import signal
 
+    atexit.register(_leave)  # registered first, so that it runs last
     # A launcher started from a thread that blocks signals would otherwise hand the block on.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for number in (
@@ -248,6 +250,7 @@ def _send_exception(error: Exception, results: str) -> None:
 
 def _record(error: BaseException, path: str, notify: int) -> None:
     """Write the failure file; where that works, the launcher prints the traceback instead of Python."""
+    global _failed_with
     now = time.time()
     if isinstance(error, KeyboardInterrupt):
         sys.excepthook = _say_nothing  # whoever sent SIGINT knows; the launcher names the signal
@@ -258,6 +261,7 @@ def _record(error: BaseException, path: str, notify: int) -> None:
         return
     import json
 
+    _failed_with = error.code & 0xFF if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
     rank = os.environ["HORA_RANK"]
     try:
         details = _describe(error)
@@ -277,6 +281,24 @@ def _record(error: BaseException, path: str, notify: int) -> None:
         os.write(notify, f"{rank}\n".encode())
     except OSError:  # the launcher has gone, and this rank is about to be killed
         return
+
+
+_failed_with: int | None = None
+
+
+def _leave() -> None:
+    """End a failed rank here, after all that was registered to be done at its end.
+
+    What follows in a normal end tears down the engines, whose threads may wait for peers that are gone; C++
+    then aborts the process, and its exit code would hide the one of the failure.
+    """
+    if _failed_with is not None:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (AttributeError, OSError, ValueError):  # closed, or None: nothing is left to write
+                continue
+        os._exit(_failed_with)
 
 
 def _say_nothing(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -132,8 +132,8 @@ def figures(data: RunData) -> list[Figure]:
             (one.accuracy for one in reversed(data.evals) if math.isfinite(one.accuracy)), math.nan
         )
     if math.isfinite(accuracy):
-        more = f"target {target:.3f}" if math.isfinite(target) else ""
-        result.append(Figure(name="Accuracy", value=f"{accuracy:.3f}", more=more))
+        more = f"target {target:g}" if math.isfinite(target) else ""
+        result.append(Figure(name="Accuracy", value=f"{accuracy:.4f}", more=more))
     seconds = real(summary.get("time_to_train"))
     if math.isfinite(seconds):
         value, unit = _split(duration(seconds))
@@ -241,11 +241,11 @@ def _finished(summary: dict[str, Any]) -> Outcome:
     if math.isfinite(seconds):
         after += f", {duration(seconds)}"
     if summary.get("reached") is True:
-        number = f": {accuracy:.3f} accuracy" if math.isfinite(accuracy) else ""
+        number = f": {accuracy:.4f} accuracy" if math.isfinite(accuracy) else ""
         return Outcome(state="good", headline=f"Target reached{number}{after}")
     if summary.get("reached") is False:
-        number = f": {accuracy:.3f} accuracy" if math.isfinite(accuracy) else ""
-        wanted = f"The target is {target:.3f}." if math.isfinite(target) else ""
+        number = f": {accuracy:.4f} accuracy" if math.isfinite(accuracy) else ""
+        wanted = f"The target is {target:g}." if math.isfinite(target) else ""
         return Outcome(state="bad", headline=f"Target missed{number}{after}", more=wanted)
     return Outcome(state="good", headline=f"Finished{after}")
 

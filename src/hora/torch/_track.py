@@ -81,6 +81,7 @@ class Tracker(Generic[Batch]):
                     yield batch
                     self._show()
         finally:
+            self._show()  # what was logged after the last batch, when the loop was left by break
             self._display.close()
 
     def log(self, **values: Any) -> None:
