@@ -11,12 +11,18 @@ from hora.core.errors import UsageError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the name of a page."""
     parser.add_argument(
         "slug", nargs="?", help="the word that the error message ended with; none: list them all"
     )
 
 
 def main(arguments: argparse.Namespace) -> int:
+    """Print the page, or without a name the names of all; 0.
+
+    Raises:
+        UsageError: there is no such page.
+    """
     pages = _pages()
     if arguments.slug is None:
         for slug in sorted(pages):

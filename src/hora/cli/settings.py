@@ -8,10 +8,16 @@ from hora.core import settings
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add ``--all``."""
     parser.add_argument("--all", action="store_true", help="also the ones that the launcher sets")
 
 
 def main(arguments: argparse.Namespace) -> int:
+    """Print the table; 0.
+
+    Raises:
+        SettingError: a ``HORA_*`` variable with a wrong name or value.
+    """
     from rich.console import Console
     from rich.table import Table
 

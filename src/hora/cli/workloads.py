@@ -12,6 +12,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
+    """Print the list; 0."""
     for workload in WORKLOADS.values():
         print(f"{workload.name}: {workload.title}")
         print(f"  data: {workload.data}")

@@ -84,6 +84,11 @@ class MLPerfLog:
             self._logger.end(key, value, metadata=metadata)
 
     def close(self) -> None:
+        """End the log; nothing is written after it. May be called again.
+
+        Raises:
+            RunDirectoryError: the last lines cannot be written (DiskFullError: no space).
+        """
         handler, self._handler = self._handler, None
         if handler is not None:
             with disk_errors(handler.path):

@@ -39,6 +39,7 @@ class Scaling:
 
     @property
     def factor(self) -> float:
+        """Throughput of all workers over that of one; the number of workers would be perfect."""
         return self.all_workers / self.one_worker
 
 

@@ -125,6 +125,7 @@ class Profile:
 
     @property
     def optimizer(self) -> OptimizerConfig:
+        """The one that trains: the first."""
         return self.optimizers[0]
 
 

@@ -54,6 +54,7 @@ class ResNet(nn.Module):
         self._initialize()
 
     def forward(self, images: Tensor) -> Tensor:
+        """Images [samples, channels, height, width] to logits [samples, classes]."""
         features = self.blocks(self.stem(images))
         return cast(Tensor, self.classifier(features.mean(dim=(2, 3))))
 
@@ -89,6 +90,7 @@ class Bottleneck(nn.Module):
             )
 
     def forward(self, features: Tensor) -> Tensor:
+        """Features [samples, channels, height, width] to features with the block's outer channels."""
         branch = F.relu(self.norm1(self.conv1(features)), inplace=True)
         branch = F.relu(self.norm2(self.conv2(branch)), inplace=True)
         branch = self.norm3(self.conv3(branch))

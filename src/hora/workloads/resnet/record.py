@@ -60,14 +60,17 @@ class Pace:
         self._since = time.perf_counter()
 
     def count(self, loss: torch.Tensor, *, samples: int) -> None:
+        """Take in one step of this rank: its mean loss and its number of samples."""
         self._losses.append(loss)
         self._samples += samples
 
     @property
     def due(self) -> bool:
+        """Whether as many steps were counted as there are between two records; the same on every rank."""
         return len(self._losses) >= self._every
 
     def collect(self) -> Values:
+        """The values since the last record, over all ranks; begins a new interval. Every rank calls it."""
         loss = torch.stack(self._losses).double().mean()
         rate = self._samples / (time.perf_counter() - self._since)
         rates = hora.allgather(torch.tensor([rate], dtype=torch.float64, device=hora.device())).tolist()

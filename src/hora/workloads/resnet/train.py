@@ -47,6 +47,13 @@ class Outcome:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Train as the words of a command line say: what every worker of ``hora train resnet`` runs.
+
+    Raises:
+        UsageError: a value out of its range.
+        DataError: images that are missing or damaged.
+        TrainingError: the loss became infinite or not a number.
+    """
     parser = argparse.ArgumentParser(prog="python -m hora.workloads.resnet.train", description=__doc__)
     options.add(parser)
     profile = options.profile(parser.parse_args(argv))
