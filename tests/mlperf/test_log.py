@@ -22,7 +22,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix(":::MLLOG ")) for line in path.read_text().splitlines()]
 
 
-def verdict(path: Path) -> tuple[int, str]:
+def compliance(path: Path) -> tuple[int, str]:
     """What MLPerf's own compliance checker says."""
     checker = [
         sys.executable,
@@ -69,7 +69,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_compliance_checker_says_success(trained: Path, tmp_path: Path, division: str) -> None:
     log = tmp_path / "result_0.txt"
     log.write_text(trained.read_text().replace('"value": "open"', f'"value": "{division}"'))
-    code, output = verdict(log)
+    code, output = compliance(log)
     assert code == 0, output
     assert "SUCCESS" in output
 
@@ -81,7 +81,7 @@ def test_the_checker_fails_a_log_without_a_key(trained: Path, tmp_path: Path, ke
     kept = [line for line in text.splitlines(keepends=True) if f'"key": "{key}"' not in line]
     assert len(kept) == len(text.splitlines()) - 1
     log.write_text("".join(kept))
-    code, output = verdict(log)
+    code, output = compliance(log)
     assert code == 1, output
     assert "FAILED" in output
 
@@ -146,7 +146,7 @@ def test_a_log_of_either_optimizer_passes_the_closed_rules(tmp_path: Path, optim
         log.event("eval_accuracy", 0.8, epoch_num=1)
         log.stop("eval_stop", epoch_num=1)
         log.stop("run_stop", status="success")
-    code, output = verdict(path)
+    code, output = compliance(path)
     assert code == 0, output
 
 
