@@ -290,7 +290,8 @@ class Stream(IterableDataset[int]):
             r"global_batch=250 does not divide among 4 workers. Use 248 or 252, or",
         ),
         (4, 100, {"global_batch": 3}, "Use 4, or pass tail='uneven'"),
-        (4, 3, {"global_batch": 4}, "3 samples, fewer than the 4 workers.*at most 3"),
+        (4, 3, {"global_batch": 4}, "3 samples, fewer than the 4 workers.*at most 3 workers"),
+        (3, 1, {"global_batch": 4}, "1 sample, fewer than the 3 workers.*at most 1 worker:"),
         (
             2,
             10,

@@ -206,7 +206,7 @@ def test_hostile_predictions(tmp_path: Path) -> None:
     page = page_of(run)
     assert page.count("img") == 3
     assert page.count("script") == 0
-    assert "4 images that are not PNG" in page.text
+    assert "left out 4 images, not PNG" in page.text
 
 
 def test_nothing_in_the_page_asks_for_anything(tmp_path: Path) -> None:

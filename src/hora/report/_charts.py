@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 
+from hora.core.plural import plural
 from hora.report._scale import Axis, Point, thin
 
 __all__ = ["Bar", "Box", "Curve", "Rule", "bar_chart", "box_chart", "line_chart"]
@@ -141,7 +142,8 @@ def box_chart(boxes: Sequence[Box], *, title: str, x_label: str, y_label: str) -
         if index % every == 0:
             parts.append(_text("tick", _n(center), HEIGHT - BOTTOM + 16, str(index)))
     low, high = medians[0], medians[-1]
-    about = f"Median {y_label} of {len(boxes)} ranks, from {_value(low)} to {_value(high)}."
+    ranks = f"{len(boxes)} {plural(len(boxes), 'rank')}"
+    about = f"Median {y_label} of {ranks}, from {_value(low)} to {_value(high)}."
     return _svg(title, about, parts)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hora.core.errors import RunDirectoryError
+from hora.core.plural import plural
 from hora.core.rundir import RunDirectory
 
 __all__ = ["Failure", "Image", "Record", "RunData", "mapping", "read", "real"]
@@ -223,7 +224,8 @@ def _read_images(path: Path, data: RunData) -> None:
         elif len(data.images) < MOST_IMAGES:
             data.images.append(image)
     if left_out:
-        data.problems.append(f"predictions.json: {left_out:,} images that are not PNG or too large left out.")
+        images = plural(left_out, "image")
+        data.problems.append(f"predictions.json: left out {left_out:,} {images}, not PNG or too large.")
 
 
 def _image(item: dict[str, Any], names: list[str]) -> Image | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
+from hora.core.plural import plural
 from hora.report._read import Failure, RunData, mapping, real
 
 __all__ = [
@@ -159,7 +160,7 @@ def figures(data: RunData) -> list[Figure]:
         )
     if workers:
         hosts = real(data.entry("world").get("host_count"))
-        more = f"on {hosts:.0f} host{'s' if hosts > 1 else ''}" if hosts >= 1 else ""
+        more = f"on {hosts:.0f} {plural(hosts, 'host')}" if hosts >= 1 else ""
         result.append(Figure(name="Workers", value=f"{workers}", more=more))
     return result
 
@@ -264,7 +265,7 @@ def _length(summary: dict[str, Any]) -> str:
     epochs = real(summary.get("epochs"))
     if not math.isfinite(epochs):
         return ""
-    return f"{epochs:.4g} epoch{'' if epochs == 1 else 's'}"
+    return f"{epochs:.4g} {plural(epochs, 'epoch')}"
 
 
 def _pair(item: object) -> tuple[float, float]:

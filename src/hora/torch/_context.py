@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from hora.core.errors import AlreadyInitializedError, NotInitializedError, SettingError, WorldError
 from hora.core.events import Timeline
+from hora.core.plural import plural
 from hora.core.rundir import RunDirectory
 from hora.core.settings import Settings, load
 from hora.core.world import World
@@ -231,8 +232,8 @@ def _device(world: World, settings: Settings) -> torch.device:
         index = 0  # Slurm and others show each worker its own GPU only
     else:
         raise WorldError(
-            f"There are {world.local_size} workers on this host, but {count} GPUs.",
-            fix=f"Start {count} workers here, or set HORA_DEVICE=cpu.",
+            f"There are {world.local_size} workers on this host, but {count} {plural(count, 'GPU')}.",
+            fix=f"Start {count} {plural(count, 'worker')} here, or set HORA_DEVICE=cpu.",
         )
     torch.cuda.set_device(index)
     return torch.device("cuda", index)

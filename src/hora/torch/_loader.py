@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from hora.core.errors import GlobalBatchError, UsageError
+from hora.core.plural import plural
 from hora.torch._context import required
 from hora.torch._fetch import Fetcher, SampleFetcher, TensorFetcher, to_device
 from hora.torch._order import epoch_order
@@ -240,7 +241,8 @@ def _check_dataset(dataset: object, tail: str) -> None:
 
 
 def _check_global_batch(global_batch: int, *, samples: int, size: int, tail: str) -> None:
-    workers = f"{size} workers" if size > 1 else "1 worker"
+    workers = f"{size} {plural(size, 'worker')}"
+    held = f"{samples} {plural(samples, 'sample')}"
     if isinstance(global_batch, bool) or not isinstance(global_batch, int) or global_batch < 1:
         raise GlobalBatchError(
             f"global_batch={global_batch!r} is not a positive whole number of samples.",
@@ -252,8 +254,8 @@ def _check_global_batch(global_batch: int, *, samples: int, size: int, tail: str
         )
     if samples < size:
         raise GlobalBatchError(
-            f"The data set has {samples} samples, fewer than the {workers}.",
-            fix=f"Start at most {samples} workers: hora run -n {samples} ...",
+            f"The data set has {held}, fewer than the {workers}.",
+            fix=f"Start at most {samples} {plural(samples, 'worker')}: hora run -n {samples} ...",
         )
     if global_batch % size and tail != "uneven":
         below, above = global_batch // size * size, (global_batch // size + 1) * size
@@ -264,7 +266,7 @@ def _check_global_batch(global_batch: int, *, samples: int, size: int, tail: str
         )
     if global_batch > samples and tail == "drop":
         raise GlobalBatchError(
-            f"global_batch={global_batch} is larger than the data set, which has {samples} samples, so that "
+            f"global_batch={global_batch} is larger than the data set, which has {held}, so that "
             "tail='drop' would leave nothing.",
             fix=f"Use at most {samples // size * size}, or pass tail='uneven'.",
         )

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hora.core.errors import DataError
+from hora.core.plural import plural
 
 __all__ = ["MAGIC_IMAGES", "MAGIC_LABELS", "read_idx"]
 
@@ -50,18 +51,20 @@ def read_idx(path: Path, magic: int) -> NDArray[np.uint8]:
     dimensions = magic & 0xFF
     header = 4 * (1 + dimensions)
     if len(content) < header:
-        raise DataError(f"{path} ends after {len(content)} bytes, inside its header.", fix=again)
+        size = f"{len(content)} {plural(len(content), 'byte')}"
+        raise DataError(f"{path} ends after {size}, inside its header.", fix=again)
     found, *shape = (int(word) for word in np.frombuffer(content, dtype=">u4", count=1 + dimensions))
     if found != magic:
         raise DataError(
             f"{path} begins with the magic number 0x{found:08x}, but 0x{magic:08x} "
-            f"(unsigned bytes, {dimensions} dimension{'s' if dimensions > 1 else ''}) belongs there.",
+            f"(unsigned bytes, {dimensions} {plural(dimensions, 'dimension')}) belongs there.",
             fix="Check that images and labels were not exchanged; the files keep their published names.",
         )
     expected = int(np.prod(shape, dtype=np.int64))
-    if len(content) - header != expected:
+    held = len(content) - header
+    if held != expected:
         raise DataError(
-            f"{path} holds {len(content) - header} values, but its header says {' x '.join(map(str, shape))} "
+            f"{path} holds {held} {plural(held, 'value')}, but its header says {' x '.join(map(str, shape))} "
             f"= {expected}.",
             fix=again,
         )

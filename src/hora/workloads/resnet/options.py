@@ -7,6 +7,7 @@ import dataclasses
 from pathlib import Path
 
 from hora.core.errors import DataError, GlobalBatchError, UsageError
+from hora.core.plural import plural
 from hora.workloads.resnet.config import PROFILES, OptimizerConfig, Profile
 
 __all__ = ["add", "check", "profile", "words"]
@@ -118,15 +119,15 @@ def check(chosen: Profile, *, workers: int) -> None:
     if batch % workers:
         below, above = batch // workers * workers, (batch // workers + 1) * workers
         raise GlobalBatchError(
-            f"--global-batch {batch} does not divide among {workers} workers.",
+            f"--global-batch {batch} does not divide among {workers} {plural(workers, 'worker')}.",
             fix=f"Use {f'{below} or ' if below else ''}{above}, or another -n.",
         )
     if batch > samples:
         raise GlobalBatchError(
-            f"--global-batch {batch} is larger than the {samples} training images.",
+            f"--global-batch {batch} is larger than the {samples} training {plural(samples, 'image')}.",
             fix=f"Use at most {samples // workers * workers}."
             if workers <= samples
-            else f"Start at most {samples} workers.",
+            else f"Start at most {samples} {plural(samples, 'worker')}.",
         )
     if len(data.train.classes) > chosen.model.classes:
         raise DataError(

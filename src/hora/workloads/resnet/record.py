@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 import hora as package
 import hora.torch as hora
+from hora.core.plural import plural
 from hora.core.rundir import disk_errors
 from hora.mlperf import MLPerfLog, resnet_hyperparameters
 from hora.workloads.calibration import Scaling
@@ -87,7 +88,8 @@ def mlperf_path() -> Path | None:
 
 def begin(profile: Profile, log: MLPerfLog) -> None:
     """Write down what is going to be trained, on what."""
-    log.submission("resnet", platform=f"{platform.machine()}, {hora.size()} workers on {hora.device().type}")
+    workers = f"{hora.size()} {plural(hora.size(), 'worker')}"
+    log.submission("resnet", platform=f"{platform.machine()}, {workers} on {hora.device().type}")
     log.event("cache_clear", False)  # nothing is flushed: that would take root
     log.start("init_start")
     here = hora.context()

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hora.core.errors import DataError
+from hora.core.plural import plural
 from hora.workloads.resnet.idx import MAGIC_IMAGES, MAGIC_LABELS, read_idx
 
 __all__ = ["CLASSES", "DEBIAN", "MEAN", "SPLITS", "STD", "load", "source"]
@@ -111,9 +112,11 @@ def _split(directory: Path, files: SplitFiles, *, subset: bool) -> Labelled:
         wanted = files.per_class * len(CLASSES)
         if len(chosen) < wanted:
             counts = np.bincount(labels, minlength=len(CLASSES))
+            fewest = int(counts.min())
             raise DataError(
-                f"{directory / files.labels} has only {counts.min()} images of class {counts.argmin()} "
-                f"({CLASSES[int(counts.argmin())]}); the quick profile needs {files.per_class} of each.",
+                f"{directory / files.labels} has only {fewest} {plural(fewest, 'image')} of class "
+                f"{counts.argmin()} ({CLASSES[int(counts.argmin())]}); the quick profile needs "
+                f"{files.per_class} of each.",
                 fix="Leave --data out: the subset that is shipped has them.",
             )
         return images[chosen], labels[chosen]
@@ -135,8 +138,8 @@ def _check(directory: Path, files: SplitFiles, images: NDArray[np.uint8], labels
         )
     if len(images) != len(labels):
         raise DataError(
-            f"{directory} has {len(images)} images in {files.images}, "
-            f"but {len(labels)} labels in {files.labels}.",
+            f"{directory} has {len(images)} {plural(len(images), 'image')} in {files.images}, "
+            f"but {len(labels)} {plural(len(labels), 'label')} in {files.labels}.",
             fix="Take both files from the same release of the data set.",
         )
     if len(labels) and labels.max() >= len(CLASSES):
