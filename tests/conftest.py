@@ -61,6 +61,10 @@ def hygiene() -> Iterator[None]:
     assert not left, f"the test left behind: {'; '.join(left)}"
 
 
+_SET_BY_OTHERS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+"""By pytest for each test, and by PyTorch when the first optimizer of the session imports its compiler."""
+
+
 @dataclass(frozen=True)
 class _Traces:
     threads: frozenset[str]
@@ -79,7 +83,7 @@ class _Traces:
                 if not thread.name.startswith("pytest_timeout")
             ),
             children=frozenset(_children()),
-            environment=frozenset(item for item in os.environ.items() if item[0] != "PYTEST_CURRENT_TEST"),
+            environment=frozenset(item for item in os.environ.items() if item[0] not in _SET_BY_OTHERS),
             files=frozenset(_open_files(tempfile.gettempdir())),
             shared_memory=frozenset(_shared_memory()),
             group=frozenset(_group()),

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from hora.core.events import Timeline, merge
 from hora.core.rundir import RunDirectory
 
@@ -72,6 +74,20 @@ def test_a_half_line_of_a_killed_rank_is_left_out(tmp_path: Path) -> None:
         file.write('{"name": "ha')
     merge(run)
     assert [e["name"] for e in json.loads(run.timeline.read_text())["traceEvents"] if e["ph"] == "i"] == ["x"]
+
+
+def test_a_timeline_that_cannot_be_written_ends_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timeline = Timeline(tmp_path / "gone" / "rank-0.jsonl", rank=0)
+    timeline.mark("x")
+    timeline.flush()
+    timeline.mark("y")
+    timeline.close()
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "the timeline ends here" in said
+    assert "No such file or directory" in said
 
 
 def test_no_events_no_trace(tmp_path: Path) -> None:

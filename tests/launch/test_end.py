@@ -327,3 +327,26 @@ def test_multiprocessing_spawn_works_inside_a_rank(bench: Bench) -> None:
     )
     assert ended.out == "[0] [4, 9]\n", ended.err
     assert ended.code == 0
+
+
+def test_a_failure_keeps_its_exit_code_although_an_engine_would_abort_at_exit(bench: Bench) -> None:
+    ended = bench(
+        """
+        import atexit, ctypes
+        atexit.register(print, "said at exit", flush=True)
+        libc = ctypes.CDLL(None)
+        libc.__cxa_atexit(ctypes.cast(libc.abort, ctypes.c_void_p), None, None)  # as C++ tears down statics
+        raise SystemExit(3)
+        """,
+        workers=1,
+    )
+    assert ended.code == 3
+    assert "said at exit" in ended.out
+    assert "SIGABRT" not in ended.err
+
+
+def test_a_huge_message_is_cut_in_the_report_and_whole_in_the_log(bench: Bench) -> None:
+    ended = bench("raise ValueError('x' * 100_000)", workers=1)
+    assert "x ... (98,012 more characters in the log)" in ended.err
+    assert len(ended.err) < 5000
+    assert "x" * 100_000 in ended.log(0)

@@ -219,3 +219,19 @@ def test_the_reaper_finds_exactly_the_processes_of_a_job(tmp_path: Path) -> None
         for process in (ours, other):
             process.kill()
             process.wait()
+
+
+def test_a_killed_reaper_is_replaced_and_the_next_one_does_its_work(bench: Bench) -> None:
+    launcher = _running(bench)
+    first = _reapers_of(launcher.pid)
+    assert len(first) == 1
+    os.kill(first[0], signal.SIGKILL)
+    bench.wait_for(lambda: _reapers_of(launcher.pid) not in ([], first))
+    launcher.kill()
+    launcher.wait()
+    bench.wait_for(lambda: not bench.marked(bench.folder.name), seconds=5.0)
+
+
+def _reapers_of(launcher: int) -> list[int]:
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    return [pid for pid in map(int, children) if b"_reaper.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]

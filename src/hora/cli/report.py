@@ -17,8 +17,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     from hora.report import write_report
 
-    path = write_report(RunDirectory.open(arguments.run))
+    run = RunDirectory.open(arguments.run)
+    path = write_report(run)
     print(path)
+    run.about()  # the page says what it could not read; so does an error here
     if arguments.open:
         import webbrowser
 

@@ -26,9 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="K=V",
         help="set a variable for the workers; may be repeated",
     )
-    parser.add_argument(
-        "--run-dir", type=Path, metavar="D", help="run directory to make; default: runs/NAME-DATE-TIME"
-    )
+    parser.add_argument("--run-dir", metavar="D", help="run directory to make; default: runs/NAME-DATE-TIME")
     parser.add_argument("--name", help="name of the run; default: the name of the script")
     parser.add_argument(
         "--output-rank-prefix",
@@ -71,7 +69,7 @@ def _run(arguments: argparse.Namespace) -> int:
         arguments=rest,
         workers=_workers(arguments.workers),
         env=dict(_variable(text) for text in arguments.env),
-        run_dir=arguments.run_dir or _run_dir_setting(),
+        run_dir=_run_dir_setting() if arguments.run_dir is None else _path(arguments.run_dir),
         prefix=arguments.output_rank_prefix,
         quiet=arguments.quiet,
         name=arguments.name,
@@ -87,6 +85,12 @@ def _workers(text: str) -> int:
         raise LaunchError(
             f"-n {text}: that is not a number of workers.", fix="Write for example -n 2."
         ) from None
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise LaunchError("--run-dir is empty.", fix="Write for example --run-dir runs/first.")
+    return Path(text)
 
 
 def _seconds(text: str | None) -> float | None:

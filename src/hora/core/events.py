@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,8 +91,13 @@ class Timeline:
             for name, lane, start, stop, details in self._buffer
         ]
         self._buffer.clear()
-        with disk_errors(self._path), self._path.open("a") as file:
-            file.write("\n".join(lines) + "\n")
+        try:
+            with self._path.open("a") as file:
+                file.write("\n".join(lines) + "\n")
+        except OSError as error:
+            # The training matters more than its timeline.
+            print(f"hora: the timeline ends here, {self._path}: {error.strerror}", file=sys.stderr)
+            self._path = None
 
     def close(self) -> None:
         """Write what is left, and how many events were dropped."""

@@ -27,7 +27,7 @@ from typing import Any
 
 from hora.core.errors import DiskFullError, HoraError, RunDirectoryError
 
-__all__ = ["RunDirectory", "default_path", "disk_errors"]
+__all__ = ["RunDirectory", "default_path", "disk_errors", "replace_text"]
 
 MINIMUM_FREE_MB = 16
 """Below this a run is not started: logs and metrics of a short run take a few MB."""
@@ -109,15 +109,7 @@ class RunDirectory:
         """Merge entries into ``run.json`` in one atomic replacement. Only one process may call it."""
         about = self.about() if self.run_json.exists() else {}
         about.update(entries)
-        draft = self.run_json.with_suffix(".json.new")
-        with disk_errors(self.path):
-            try:
-                draft.write_text(json.dumps(about, indent=2, default=str) + "\n")
-                draft.replace(self.run_json)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    draft.unlink(missing_ok=True)
-                raise
+        replace_text(self.run_json, json.dumps(about, indent=2, default=str) + "\n")
 
     def about(self) -> dict[str, Any]:
         """The content of ``run.json``."""
@@ -164,6 +156,23 @@ def default_path(name: str) -> Path:
     return path
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all; on an error the old one stays and no draft is left.
+
+    Raises:
+        RunDirectoryError: it cannot be written (DiskFullError: no space).
+    """
+    draft = path.with_name(path.name + ".new")
+    with disk_errors(path.parent):
+        try:
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise
+
+
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
     """Turn the operating system's errors about ``path`` into errors that say what to do."""
@@ -189,8 +198,9 @@ def _check_vacant(path: Path) -> None:
             return
         raise _occupied(path)
     if path.exists() or path.is_symlink():
+        kind = "a file" if path.exists() else "a link that leads nowhere"
         raise RunDirectoryError(
-            f"The run directory {path} is a file.", fix="Choose another place with --run-dir PATH."
+            f"The run directory {path} is {kind}.", fix="Choose another place with --run-dir PATH."
         )
 
 
@@ -215,7 +225,9 @@ def _take_back(made: list[Path]) -> None:
 
 def _check_space(path: Path) -> None:
     if not os.access(path, os.W_OK):
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        read_only = os.statvfs(path).f_flag & os.ST_RDONLY
+        number = errno.EROFS if read_only else errno.EACCES
+        raise OSError(number, os.strerror(number), str(path))
     free = shutil.disk_usage(path).free
     if free < MINIMUM_FREE_MB * 2**20:
         raise DiskFullError(

@@ -39,7 +39,7 @@ class Reaper:
     def __init__(self, job: str, groups: Sequence[int]) -> None:
         reader, self._writer = os.pipe()
         try:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-I", "-S", _reaper.__file__, job, str(os.getpid())],
                 stdin=reader,
                 stdout=subprocess.DEVNULL,
@@ -56,8 +56,8 @@ class Reaper:
 
     def close(self) -> None:
         """The job has ended; the reaper has nothing to do any more."""
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
         os.close(self._writer)
 
 

@@ -260,7 +260,10 @@ def _record(error: BaseException, path: str, notify: int) -> None:
     ):
         return
     import json
+    import signal
 
+    # PyTorch's handler raises when a loader worker ends, also in the midst of what follows.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _failed_with = error.code & 0xFF if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
     rank = os.environ["HORA_RANK"]
     try:

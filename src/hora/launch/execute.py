@@ -59,7 +59,8 @@ def run_job(job: Job, *, announce: bool = True) -> JobResult:
     """
     check(job)
     path = job.run_dir if job.run_dir is not None else default_path(job.title)
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    with disk_errors(path):
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         if job.run_dir is None:
             path = _claim(job.title)

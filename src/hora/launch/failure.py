@@ -33,6 +33,10 @@ LONGEST = 300
 UNTOLD = (_worker.__file__, "Extension modules: ")
 """Parts of faulthandler's output that say nothing about the fault."""
 
+LONGEST_LINE = 2000
+LONGEST_TEXT = 200
+"""Characters of a line and lines of a traceback in the report; the log has all of it."""
+
 ABORTS = (signal.SIGABRT,)
 """Signals by which C++ code ends after an exception of its own, which may be an echo."""
 
@@ -284,7 +288,16 @@ def _same_error(first: Outcome, failed: Sequence[Outcome]) -> list[Outcome]:
 
 
 def _indent(lines: Sequence[str]) -> list[str]:
-    return [f"  {line}".rstrip() for line in lines]
+    if len(lines) > LONGEST_TEXT:
+        half = LONGEST_TEXT // 2
+        lines = [*lines[:half], f"... ({len(lines) - 2 * half:,} more lines in the log)", *lines[-half:]]
+    return [f"  {_clipped(line)}".rstrip() for line in lines]
+
+
+def _clipped(line: str) -> str:
+    if len(line) <= LONGEST_LINE:
+        return line
+    return f"{line[:LONGEST_LINE]} ... ({len(line) - LONGEST_LINE:,} more characters in the log)"
 
 
 def _shown(path: Path) -> str:

@@ -63,6 +63,11 @@ def run(
         raise LaunchError(
             f"hora.run got {type(fn).__name__} instead of a function.", fix="Write hora.run(train, args)."
         )
+    if isinstance(args, str) or not isinstance(args, Sequence):
+        raise LaunchError(
+            f"hora.run got args={args!r}, which is no sequence of arguments.",
+            fix=f"Write hora.run({getattr(fn, '__name__', 'train')}, ({args!r},), workers={workers}).",
+        )
     name = getattr(fn, "__name__", type(fn).__name__).strip("<>")
     header, call = _payload(fn, tuple(args), dict(kwargs or {}))
     with _scratch() as scratch:

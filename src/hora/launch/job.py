@@ -217,6 +217,10 @@ def _check_script(path: str) -> None:
             raise LaunchError(f"The directory {path} holds no __main__.py.", fix=_nearest(f"{path}/"))
         return
     if not Path(path).exists():
+        if Path(path).is_symlink():
+            raise LaunchError(
+                f"The script {path} is a link that leads nowhere.", fix="Give the script itself."
+            )
         raise LaunchError(f"The script {path} does not exist.", fix=_nearest(path))
     if not os.access(path, os.R_OK):
         raise LaunchError(f"The script {path} cannot be read.", fix=f"Allow it: chmod u+r {path}")

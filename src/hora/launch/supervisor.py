@@ -40,6 +40,9 @@ GRACE = 3.0
 INTERRUPT_GRACE = 5.0
 """The same after Ctrl-C, when a rank may want to save something."""
 
+REAPERS = 5
+"""How often the reaper is started: something that kills it each time is not answered for ever."""
+
 CHUNK = 1 << 18
 LAST_CHUNKS = 64
 """Reads from the pipe of a rank that has ended: more than it holds, as what was forked may write for ever."""
@@ -100,6 +103,7 @@ class Supervisor:
         self._message: str | None = None
         self._exit_code: int | None = None
         self._failing = False
+        self._reapers = 0
         self._interrupted_by: int | None = None
         self._status_rest = b""
         self._closing: list[Callable[[], None]] = [self._selector.close]
@@ -140,8 +144,7 @@ class Supervisor:
                     self._watch(pipe.fileno(), functools.partial(self._read, rank, which))
                 self._watch_end(rank)
             # After the ranks, which do not wait for it; until it runs, they end by PR_SET_PDEATHSIG.
-            reaper = _tree.Reaper(self._id, [rank.process.pid for rank in self._ranks])
-            self._closing.append(reaper.close)
+            self._keep_reaper()
         except OSError as error:
             raise LaunchError(
                 f"Only {len(self._ranks)} of {self._job.workers} workers could be started: "
@@ -151,6 +154,30 @@ class Supervisor:
         starter.started()
         self._watch(starter.failures, lambda: self._read_failures(starter.failures))
         self._watch(starter.status, lambda: self._read_status(starter.status))
+
+    def _keep_reaper(self) -> None:
+        """Start the reaper, and another one should it be killed before the job has ended."""
+        reaper = _tree.Reaper(self._id, [rank.process.pid for rank in self._ranks])
+        self._reapers += 1
+        fd = _tree.end_descriptor(reaper.process)
+
+        def close() -> None:
+            os.close(fd)
+            reaper.close()
+
+        def ended() -> None:
+            self._selector.unregister(fd)
+            self._closing.remove(close)
+            close()
+            if self._reapers < REAPERS:
+                self._keep_reaper()
+            else:
+                self._complain(
+                    "the reaper cannot stay alive; should this launcher be killed, look for leftovers"
+                )
+
+        self._closing.append(close)
+        self._watch(fd, ended)
 
     def _watch(self, fd: int, react: Callable[[], object]) -> None:
         self._selector.register(fd, selectors.EVENT_READ, react)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hora.core.errors import MissingExtraError
-from hora.core.rundir import RunDirectory, disk_errors
+from hora.core.rundir import RunDirectory, replace_text
 from hora.report import _story as story
 from hora.report._charts import Bar, Box, Curve, Rule, bar_chart, box_chart, line_chart
 from hora.report._read import Record, RunData, mapping, read, real
@@ -32,10 +32,7 @@ def write_report(run: RunDirectory) -> Path:
         RunDirectoryError: the directory cannot be written (DiskFullError: no space).
     """
     page = render(read(run))
-    draft = run.report.with_suffix(".html.new")
-    with disk_errors(run.path):
-        draft.write_text(page, encoding="utf-8")
-        draft.replace(run.report)
+    replace_text(run.report, page)
     return run.report
 
 

@@ -75,6 +75,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         bucket_mb = context.settings.bucket_mb
     named = _named(optimizer, named_parameters)
     _check_unowned(named)
+    _check_devices(named, context)
     require_same(
         [_description(name, parameter) for name, parameter in named],
         context,
@@ -235,6 +236,17 @@ def _check_unowned(named: list[tuple[str, torch.Tensor]]) -> None:
             raise GradientError(
                 f"The gradient of {name} is averaged by another DistributedOptimizer already.",
                 fix="Delete the other one first (del optimizer), or put its parameters into one optimizer.",
+            )
+
+
+def _check_devices(named: list[tuple[str, torch.Tensor]], context: Context) -> None:
+    for name, parameter in named:
+        if parameter.device.type not in context.devices:
+            raise GradientError(
+                f"{name} is on {parameter.device}; the engines of this job take "
+                f"{' and '.join(sorted(context.devices))}.",
+                fix="Move the model first: model.to(hora.device()); a meta model with "
+                "model.to_empty(device=hora.device()).",
             )
 
 
