@@ -3,13 +3,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hora.cli import main
+from hora.core.errors import DiskFullError
+from hora.core.rundir import RunDirectory
+from hora.launch import Job, JobResult
 from hora.workloads.registry import WORKLOADS, default_workers
 from hora.workloads.resnet import fashion_mnist, options
 
@@ -81,22 +86,28 @@ def test_a_workload_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> N
     assert "resnet" in capsys.readouterr().err
 
 
-def test_a_training_that_misses_its_target(empty: Path) -> None:
-    """The whole way, with a run so short that it cannot get there: table, report, one line, exit code 1."""
-    words = ["train", "resnet", "-n", "2", "--data", SHIPPED, "--run-dir", "run"]
-    words += ["--width", "4", "--epochs", "1", "--global-batch", "1000", "--calibration", "0.01"]
+def train(*words: str) -> subprocess.CompletedProcess[str]:
+    """A short training with a small model, into the run directory ``run``."""
+    small = ["--data", SHIPPED, "--run-dir", "run", "--width", "4", "--epochs", "1", "--global-batch", "1000"]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HORA_")}
     environment |= {"PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(
-        [sys.executable, "-m", "hora.cli", *words],
+    return subprocess.run(
+        [sys.executable, "-m", "hora.cli", "train", "resnet", *small, *words],
         env=environment,
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
+
+
+def test_a_training_that_misses_its_target(empty: Path) -> None:
+    """The whole way, with a run so short that it cannot get there: table, report, one line, exit code 1."""
+    done = train("-n", "2", "--calibration", "0.01")
     assert done.returncode == 1, done.stderr
-    assert done.stderr.splitlines()[-1].startswith("hora: target not reached: accuracy 0.")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("hora: target not reached: accuracy 0.")
+    assert last.endswith("is below 0.87 after 1 epoch")
     table = dict(line.split("  ", 1) for line in done.stdout.splitlines() if line)
     names = ["workload", "accuracy", "time to train", "throughput", "scaling factor", "report"]
     assert list(table) == names
@@ -107,6 +118,64 @@ def test_a_training_that_misses_its_target(empty: Path) -> None:
     assert (summary["reached"], summary["workers"], summary["steps"]) == (False, 2, 10)
     assert "\x1b" not in done.stdout + done.stderr
     assert "\r" not in done.stdout + done.stderr
+
+
+def test_a_training_that_fails_ends_with_its_first_failure(empty: Path) -> None:
+    done = train("-n", "1", "--calibration", "0", "--lr", "1e30")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "TrainingError" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("  log: ")
+    assert (empty / "run" / "report.html").stat().st_size > 10_000
+
+
+@pytest.fixture
+def ending(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Calls the verb with a job that ends as told."""
+
+    def call(exit_code: int, *, interrupted_by: int | None = None) -> int:
+        def run_job(job: Job) -> JobResult:
+            assert job.run_dir is not None
+            run = RunDirectory.create(job.run_dir)
+            return JobResult(
+                exit_code=exit_code, failure=None, run=run, seconds=1.0, interrupted_by=interrupted_by
+            )
+
+        monkeypatch.setattr("hora.launch.run_job", run_job)
+        return main(["train", "resnet", "-n", "1", "--data", SHIPPED, "--run-dir", "run"])
+
+    return call
+
+
+@pytest.mark.parametrize(("exit_code", "interrupted_by"), [(3, None), (130, signal.SIGINT), (124, None)])
+def test_nothing_is_said_after_a_failure(
+    ending: Callable[..., int],
+    capfd: pytest.CaptureFixture[str],
+    empty: Path,
+    exit_code: int,
+    interrupted_by: int | None,
+) -> None:
+    assert ending(exit_code, interrupted_by=interrupted_by) == exit_code
+    assert capfd.readouterr() == ("", "")
+    assert (empty / "run" / "report.html").exists()
+
+
+def test_a_full_disk_does_not_hide_how_the_job_failed(
+    ending: Callable[..., int], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(run: RunDirectory) -> Path:
+        raise DiskFullError(f"The disk is full: {run.path}.", fix="Free some space.")
+
+    monkeypatch.setattr("hora.report.write_report", full)
+    assert ending(3) == 3
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_run_without_a_summary_has_a_report(
+    ending: Callable[..., int], capfd: pytest.CaptureFixture[str], empty: Path
+) -> None:
+    assert ending(0) == 1
+    assert capfd.readouterr() == ("", f"report: {empty / 'run' / 'report.html'}\n")
 
 
 def test_workloads_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
 
-from hora.core.errors import MissingExtraError
-from hora.workloads.registry import WORKLOADS, Workload, default_workers
+from hora.core.errors import HoraError, MissingExtraError
+from hora.workloads.registry import WORKLOADS, default_workers
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the workloads, each with its own options."""
     parser.epilog = "`hora train WORKLOAD --help` lists the options of a workload."
     workloads = parser.add_subparsers(dest="workload", metavar="WORKLOAD", required=True)
     for name, workload in WORKLOADS.items():
@@ -27,11 +29,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """0 when the target was reached, 1 when not, the failing rank's code when the job failed."""
+    """Train; 0 when the target was reached, 1 when not, the failing rank's code when the job failed.
+
+    Raises:
+        HoraError: the options, the data or the machine do not allow it, or no report can be written.
+    """
     from hora.core import settings
     from hora.launch import Job, ModuleTarget, run_job
     from hora.launch.job import check_workers, cores
     from hora.report import write_report
+    from hora.workloads.summary import missed, table
 
     workload = WORKLOADS[arguments.workload]
     _check_extras()
@@ -53,44 +60,23 @@ def main(arguments: argparse.Namespace) -> int:
             name=workload.name,
         )
     )
+    if result.exit_code:
+        # Why it failed is on the screen by now, and stays the last thing there. `hora report` writes the
+        # report again where that cannot be done now: on a full disk, say.
+        with contextlib.suppress(HoraError):
+            write_report(result.run)
+        return result.exit_code
     report = write_report(result.run)
     summary: dict[str, Any] = result.run.about().get("summary") or {}
     if not summary:
         print(f"report: {report}", file=sys.stderr)
-        return result.exit_code or 1
-    print("\n".join(_table(workload, summary, report)))
-    if result.exit_code:
-        return result.exit_code
-    if not summary["reached"]:
-        print(
-            f"hora: target not reached: accuracy {summary['accuracy']:.4f} is below {summary['target']} "
-            f"after {summary['epochs']} epochs",
-            file=sys.stderr,
-        )
+        return 1
+    print("", *table(summary, report=report), sep="\n")
+    sentence = missed(summary)
+    if sentence is not None:
+        print(f"hora: {sentence}", file=sys.stderr)
         return 1
     return 0
-
-
-def _table(workload: Workload, summary: dict[str, Any], report: Path) -> list[str]:
-    workers = summary["workers"]
-    verdict = "reached" if summary["reached"] else "not reached"
-    epochs = f"{summary['epochs']} epoch{'s' if summary['epochs'] != 1 else ''}"
-    rate = summary["samples_per_second"]
-    rows = [
-        ("workload", f"{workload.name}, profile {summary['profile']}, {summary['data']}"),
-        ("accuracy", f"{summary['accuracy']:.4f}, target {summary['target']} {verdict}"),
-        ("time to train", f"{summary['time_to_train']:.1f} s, {epochs}, {summary['steps']:,} steps"),
-        ("throughput", f"{rate:,.0f} samples/s, {rate / workers:,.0f} per worker"),
-    ]
-    if summary.get("scaling_factor"):
-        rows.append(("scaling factor", f"{summary['scaling_factor']:.2f} ({workers} workers over one)"))
-    rows.append(("report", str(_short(report))))
-    width = max(len(name) for name, _ in rows)
-    return ["", *(f"{name:<{width}}  {value}" for name, value in rows)]
-
-
-def _short(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _check_extras() -> None:

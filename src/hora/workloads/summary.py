@@ -1,0 +1,47 @@
+"""What is said about a training that has ended, from the summary that it left in ``run.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hora.core.plural import plural
+
+__all__ = ["missed", "table"]
+
+
+def table(summary: Mapping[str, Any], *, report: Path) -> list[str]:
+    """The result as lines of two columns.
+
+    Args:
+        summary: the entry ``summary`` of ``run.json``.
+        report: where ``report.html`` is; shown relative to the current directory when it lies below it.
+    """
+    workers, epochs, rate = summary["workers"], summary["epochs"], summary["samples_per_second"]
+    reached = "reached" if summary["reached"] else "not reached"
+    length = f"{epochs} {plural(epochs, 'epoch')}, {summary['steps']:,} {plural(summary['steps'], 'step')}"
+    rows = [
+        ("workload", f"{summary['workload']}, profile {summary['profile']}, {summary['data']}"),
+        ("accuracy", f"{summary['accuracy']:.4f}, target {summary['target']} {reached}"),
+        ("time to train", f"{summary['time_to_train']:.1f} s, {length}"),
+        ("throughput", f"{rate:,.0f} samples/s, {rate / workers:,.0f} per worker"),
+    ]
+    if summary.get("scaling_factor"):
+        factor = f"{summary['scaling_factor']:.2f} ({workers} {plural(workers, 'worker')} over one)"
+        rows.append(("scaling factor", factor))
+    here = Path.cwd()
+    rows.append(("report", str(report.relative_to(here) if report.is_relative_to(here) else report)))
+    width = max(len(name) for name, _ in rows)
+    return [f"{name:<{width}}  {value}" for name, value in rows]
+
+
+def missed(summary: Mapping[str, Any]) -> str | None:
+    """The sentence about a target that was not reached; None when it was."""
+    if summary["reached"]:
+        return None
+    epochs = summary["epochs"]
+    return (
+        f"target not reached: accuracy {summary['accuracy']:.4f} is below {summary['target']} "
+        f"after {epochs} {plural(epochs, 'epoch')}"
+    )
