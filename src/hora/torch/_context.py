@@ -8,14 +8,17 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import platform
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 
+import hora
 from hora.core.errors import AlreadyInitializedError, NotInitializedError, SettingError, WorldError
 from hora.core.events import Timeline
 from hora.core.plural import plural
@@ -133,6 +136,8 @@ def init(world: World | None = None, *, settings: Settings | None = None) -> Non
         file=meeting.file,
         environment=meeting.environment,
     )
+    if run is not None and world.rank == 0:
+        run.describe(world=asdict(meeting.world), versions=_versions(), engines=engines)
 
 
 def shutdown() -> None:
@@ -248,11 +253,20 @@ def _run_directory(world: World, settings: Settings) -> RunDirectory | None:
     _own_runs.add(path)
     if world.rank == 0:
         try:
-            return RunDirectory.create(path, about={"world": {"size": world.size, "launcher": world.source}})
+            return RunDirectory.create(path)
         except BaseException:
             _own_runs.discard(path)
             raise
     return RunDirectory(path)  # rank 0 makes it before the ranks meet
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "hora": hora.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+    }
 
 
 def _caller() -> str:

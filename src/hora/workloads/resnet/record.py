@@ -9,7 +9,6 @@ import json
 import platform
 import time
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-import hora as package
 import hora.torch as hora
 from hora.core.plural import plural
 from hora.core.rundir import disk_errors
@@ -97,8 +95,6 @@ def begin(profile: Profile, log: MLPerfLog) -> None:
         here.run.describe(
             config=dataclasses.asdict(dataclasses.replace(profile, optimizers=()))
             | {"optimizer": dataclasses.asdict(profile.optimizer)},
-            world=dataclasses.asdict(here.world),
-            versions=_versions(),
         )
 
 
@@ -203,10 +199,3 @@ def _png(pixels: NDArray[np.uint8]) -> str:
     buffer = io.BytesIO()
     image.save(buffer, format="PNG", optimize=True)
     return base64.b64encode(buffer.getvalue()).decode()
-
-
-def _versions() -> dict[str, str]:
-    found = {"hora": package.__version__, "python": platform.python_version(), "torch": torch.__version__}
-    for name in ("numpy", "mlperf-logging"):
-        found[name] = metadata.version(name)
-    return found
