@@ -8,6 +8,7 @@ import pickle
 import weakref
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import hora.torch as hora
 from hora.core.errors import GradientError
 from hora.torch import _buckets
+from hora.torch._reducer import Reducer
 
 BATCH = 12
 
@@ -373,6 +375,43 @@ def test_reentrant_checkpoints() -> None:
                 ((each.head(each.shared(hidden)) - y) ** 2).mean().backward()
                 optimizer.step()
             same(model, reference)
+
+
+def order_of_gradients_and_messages() -> list[int | str]:
+    """What happens in one backward of four layers of 1 MB: the layer of each gradient, and each message."""
+    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)))
+    happened: list[int | str] = []
+    for number, layer in enumerate(model):
+        for parameter in layer.parameters():
+            # Before the optimizer's own hooks, which send messages off.
+            parameter.register_post_accumulate_grad_hook(lambda _, number=number: happened.append(number))
+    optimizer = distributed(model, bucket_mb=0.5)
+    context = hora.context()
+    group = context.group
+
+    def allreduce(*arguments: Any) -> Any:
+        happened.append("message")
+        return group.allreduce(*arguments)
+
+    context.group = Mock(wraps=group, allreduce=allreduce)
+    model(torch.ones(2, 512)).sum().backward()
+    context.group = group
+    optimizer.zero_grad()
+    return happened
+
+
+@each_kind_of_gradient
+@ranks(2)
+def test_each_bucket_leaves_before_backward_goes_on_to_the_next_layer() -> None:
+    happened = order_of_gradients_and_messages()
+    assert happened == [3, 3, "message", 2, 2, "message", 1, 1, "message", 0, 0, "message"]
+
+
+@ranks(2)
+def test_averaging_after_backward_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above cannot pass by accident: this is what it sees when no bucket leaves early."""
+    monkeypatch.setattr(Reducer, "advance", lambda self: None)
+    assert order_of_gradients_and_messages() == [3, 3, 2, 2, 1, 1, 0, 0, *["message"] * 4]
 
 
 @each_kind_of_gradient
