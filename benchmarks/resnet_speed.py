@@ -70,7 +70,8 @@ def training_step(micro_batch: int, *, dtype: torch.dtype, channels_last: bool =
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
             logits = model(images)
-        F.cross_entropy(logits.float(), labels, label_smoothing=0.1).backward()
+        loss = F.cross_entropy(logits.float(), labels, label_smoothing=0.1)
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     return step

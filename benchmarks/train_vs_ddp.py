@@ -106,7 +106,9 @@ def ddp_step(learner: Learner, *, gradient_as_bucket_view: bool) -> Step:
         optimizer.zero_grad()
         with learner.autocast():
             logits = model(images)
-        F.cross_entropy(logits.float(), labels, label_smoothing=learner.profile.label_smoothing).backward()
+        smoothing = learner.profile.label_smoothing
+        loss = F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     return step
