@@ -161,7 +161,7 @@ class BarDisplay:
             room = width - first.cell_len - GAP
             bar = _bar(part, min(room, WIDEST_BAR), unicode=self._unicode)
             first = bar.append(" " * GAP).append_text(first) if room >= NARROWEST_BAR else first
-        # First the loss, then the speed, an accuracy or else the second value, the speed per worker, the rest.
+        # First the loss, then the speed, an accuracy or the second value, the speed per worker, the rest.
         ranked = sorted(progress.values, key=_importance)
         values = [
             (99 if name == "lr" else 1 + 2 * ranked.index(name), f"{words.clean(name)} {value}", "")
