@@ -350,3 +350,20 @@ def test_a_huge_message_is_cut_in_the_report_and_whole_in_the_log(bench: Bench) 
     assert "x ... (98,012 more characters in the log)" in ended.err
     assert len(ended.err) < 5000
     assert "x" * 100_000 in ended.log(0)
+
+
+def test_a_failure_is_told_whole_although_the_disk_cannot_take_its_record(bench: Bench) -> None:
+    ended = bench(
+        """
+        folder = os.path.join(os.environ["HORA_RUN_DIR"], "failures")
+        os.rmdir(folder)  # as good as a full disk
+        if rank == 1:
+            raise ValueError("lost 🏖 at sea")
+        time.sleep(600)
+        """
+    )
+    assert ended.code == 1
+    assert "rank 1 of 2 failed" in ended.err
+    assert "ValueError: lost 🏖 at sea" in ended.err
+    assert ended.err.count("Traceback") == 1
+    assert "cannot be written" not in ended.err

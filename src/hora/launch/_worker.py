@@ -275,14 +275,35 @@ def _record(error: BaseException, path: str, notify: int) -> None:
         with open(path + ".new", "w") as file:
             json.dump(record, file)
         os.replace(path + ".new", path)
-    except OSError as problem:
-        print(f"{details['traceback']}hora: {path} cannot be written: {problem.strerror}", file=sys.stderr)
+        news = f"{rank}\n"
+    except OSError:
+        news = json.dumps(_shortened(record), ensure_ascii=False) + "\n"
+        _remove(path + ".new")
     # torch.distributed puts a hook of its own in place, which prints the traceback once more.
     if sys.excepthook is sys.__excepthook__ or str(sys.excepthook.__module__).startswith("torch."):
         sys.excepthook = _say_nothing
     try:
-        os.write(notify, f"{rank}\n".encode())
+        os.write(notify, news.encode("utf-8", "replace"))
     except OSError:  # the launcher has gone, and this rank is about to be killed
+        return
+
+
+def _shortened(record: dict[str, Any]) -> dict[str, Any]:
+    """As much of a record as a pipe takes in one piece (PIPE_BUF, 4096 bytes on Linux)."""
+    head, tail = (record["traceback"][:600], record["traceback"][-900:])
+    whole = len(record["traceback"]) <= 1500
+    return record | {
+        "message": record["message"][:300],
+        "traceback": record["traceback"] if whole else f"{head} ...\n... {tail}",
+        "where": None,
+        "hora": record["hora"] and {key: text[:300] for key, text in record["hora"].items()},
+    }
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:  # it was never made
         return
 
 

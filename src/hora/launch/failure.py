@@ -19,7 +19,7 @@ from typing import Any
 from hora.core.rundir import RunDirectory
 from hora.launch import _worker
 
-__all__ = ["Failure", "Outcome", "judge", "read_record", "signal_name"]
+__all__ = ["Failure", "Outcome", "judge", "parse_record", "read_record", "signal_name"]
 
 SAME_MOMENT = 5.0
 """Seconds within which equal errors of all ranks are one error: imports take that long on a busy host."""
@@ -157,10 +157,17 @@ def judge(outcomes: Sequence[Outcome], run: RunDirectory) -> Failure | None:
 def read_record(path: Path) -> dict[str, Any] | None:
     """A rank's failure file; None when it left none, or none that can be read."""
     try:
-        record: dict[str, Any] = json.loads(path.read_text(errors="replace"))
-    except (OSError, ValueError):
+        return parse_record(path.read_text(errors="replace"))
+    except OSError:
         return None
-    # Any program can write into the run directory.
+
+
+def parse_record(text: str) -> dict[str, Any] | None:
+    """A failure record, if it is one: any program can write into the run directory."""
+    try:
+        record: dict[str, Any] = json.loads(text)
+    except ValueError:
+        return None
     wanted: dict[str, Any] = {
         "time": (int, float),
         "type": str,

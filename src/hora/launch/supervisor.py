@@ -15,14 +15,14 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import IO
+from typing import IO, Any
 
 from hora.core.errors import LaunchError
 from hora.core.rundir import RunDirectory
 from hora.launch import _start, _tree
 from hora.launch._memory import MemoryWatch
 from hora.launch._signals import Signals
-from hora.launch.failure import Failure, Outcome, judge, read_record
+from hora.launch.failure import Failure, Outcome, judge, parse_record, read_record
 from hora.launch.job import Job
 from hora.launch.output import Console, ConsoleClosedError, Lines, Log, Tail
 
@@ -104,6 +104,8 @@ class Supervisor:
         self._exit_code: int | None = None
         self._failing = False
         self._reapers = 0
+        self._failures: int | None = None
+        self._records: dict[int, dict[str, Any]] = {}
         self._interrupted_by: int | None = None
         self._status_rest = b""
         self._closing: list[Callable[[], None]] = [self._selector.close]
@@ -152,7 +154,9 @@ class Supervisor:
                 fix="Start fewer workers with -n, or raise the limits: see ulimit -u and ulimit -n.",
             ) from error
         starter.started()
-        self._watch(starter.failures, lambda: self._read_failures(starter.failures))
+        self._failures = starter.failures
+        os.set_blocking(self._failures, False)
+        self._watch(self._failures, self._read_failures)
         self._watch(starter.status, lambda: self._read_status(starter.status))
 
     def _keep_reaper(self) -> None:
@@ -261,7 +265,8 @@ class Supervisor:
 
     def _reap(self, rank: _Rank) -> None:
         code = rank.process.wait()
-        record = read_record(self._run_directory.failure(rank.number))
+        self._read_failures()
+        record = read_record(self._run_directory.failure(rank.number)) or self._records.get(rank.number)
         rank.outcome = Outcome(
             rank=rank.number, code=code, ended=time.time(), stop_sent=rank.stop_sent, record=record, tail=()
         )
@@ -272,12 +277,23 @@ class Supervisor:
         if rank.outcome.failed:
             self._on_failure(AFTER_FAILURE)
 
-    def _read_failures(self, fd: int) -> None:
-        # The rank's failure file is there, but the rank itself may hang on its way out.
-        if not os.read(fd, CHUNK):  # all ranks have closed their ends
-            self._selector.unregister(fd)
+    def _read_failures(self) -> None:
+        """Ranks say that their failure file is there, or send it, when the disk could not take it."""
+        if self._failures is None:
             return
-        self._on_failure(ON_ITS_WAY_OUT)
+        try:
+            data = os.read(self._failures, CHUNK)
+        except BlockingIOError:
+            return
+        if not data:  # all ranks have closed their ends
+            self._selector.unregister(self._failures)
+            self._failures = None
+            return
+        for line in data.decode("utf-8", "replace").splitlines():
+            record = parse_record(line)
+            if record is not None:
+                self._records[int(record["rank"])] = record
+        self._on_failure(ON_ITS_WAY_OUT)  # the rank itself may hang on its way out
 
     def _on_failure(self, patience: float) -> None:
         if self._exit_code is not None:
