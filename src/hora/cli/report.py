@@ -10,11 +10,13 @@ from hora.core.rundir import RunDirectory
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the verb."""
     parser.add_argument("run", type=Path, metavar="RUN", help="the run directory, such as runs/resnet-1")
     parser.add_argument("--open", action="store_true", help="show it in the browser")
 
 
 def main(arguments: argparse.Namespace) -> int:
+    """0 when the report was written, and shown if that was asked for."""
     from hora.report import write_report
 
     run = RunDirectory.open(arguments.run)

@@ -10,6 +10,7 @@ from hora.core.errors import LaunchError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the verb; those behind the script are the script's own."""
     parser.usage = (
         "hora run [-n N] [options] script.py [arguments ...]\n"
         "       hora run [-n N] [options] -m module [arguments ...]"
@@ -49,6 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
+    """The job's exit code: 0, or the first failing rank's."""
     try:
         return _run(arguments)
     except KeyboardInterrupt:  # before the ranks were started, or after they had ended

@@ -43,6 +43,7 @@ class Timeline:
 
     @property
     def enabled(self) -> bool:
+        """Whether events are recorded."""
         return self._path is not None
 
     @contextlib.contextmanager

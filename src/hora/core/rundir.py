@@ -97,12 +97,15 @@ class RunDirectory:
         return run
 
     def log(self, rank: int) -> Path:
+        """Where everything that a rank prints goes."""
         return self.path / "logs" / f"rank-{rank}.log"
 
     def failure(self, rank: int) -> Path:
+        """Where a rank writes the exception that it ends with."""
         return self.path / "failures" / f"rank-{rank}.json"
 
     def events(self, rank: int) -> Path:
+        """Where a rank appends its part of the timeline."""
         return self.path / "events" / f"rank-{rank}.jsonl"
 
     def describe(self, **entries: Any) -> None:

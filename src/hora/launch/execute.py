@@ -15,6 +15,7 @@ from pathlib import Path
 import hora
 from hora.core import events
 from hora.core.errors import HoraError, RunDirectoryError
+from hora.core.plural import plural
 from hora.core.rundir import RunDirectory, default_path, disk_errors
 from hora.launch.failure import Failure
 from hora.launch.job import FunctionTarget, Job, ModuleTarget, check
@@ -69,8 +70,7 @@ def run_job(job: Job, *, announce: bool = True) -> JobResult:
         _remove_empty(([path] if job.run_dir is None else []) + missing)
         raise
     if announce and not job.quiet:
-        many = "" if job.workers == 1 else "s"
-        _say(f"hora: {job.workers} worker{many}, run directory {path}")
+        _say(f"hora: {job.workers} {plural(job.workers, 'worker')}, run directory {path}")
     began = time.monotonic()
     supervisor = Supervisor(job, run)
     try:

@@ -65,6 +65,7 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
+        """An exit code other than 0, or an exception, that is the rank's own doing."""
         return (self.code != 0 or self.record is not None) and not self.stopped
 
     @property
@@ -76,10 +77,12 @@ class Outcome:
 
     @property
     def time(self) -> float:
+        """When it failed, ``time.time()`` in seconds: its exception if it recorded one, else its end."""
         return float(self.record["time"]) if self.record else self.ended
 
     @property
     def echo(self) -> bool:
+        """Whether it failed because another rank had gone: a lost connection, say."""
         if self.record is not None:
             return bool(self.record["echo"])
         return -self.code in ABORTS and any(_worker.ECHO_TEXT.search(line) for line in self.tail)

@@ -47,6 +47,7 @@ class ScriptTarget:
 
     @property
     def stem(self) -> str:
+        """The name of the file without its suffix: what a run is called by default."""
         return Path(self.path).absolute().stem or "script"
 
 
@@ -58,6 +59,7 @@ class ModuleTarget:
 
     @property
     def stem(self) -> str:
+        """The last part of the name: what a run is called by default."""
         return self.name.removesuffix(".__main__").rpartition(".")[2]
 
 
@@ -107,6 +109,7 @@ class Job:
 
     @property
     def title(self) -> str:
+        """What the run is called: ``name``, else the target's own name."""
         return self.name or self.target.stem
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from hora.core.errors import LaunchError
+from hora.core.plural import plural
 from hora.core.rundir import RunDirectory
 from hora.launch import _start, _tree
 from hora.launch._memory import MemoryWatch
@@ -388,7 +389,7 @@ class Supervisor:
             message = self._message
             if message is not None:
                 stopped = sum(rank.stop_sent is not None for rank in self._ranks)
-                message += f"; {stopped} worker{'' if stopped == 1 else 's'} stopped."
+                message += f"; {stopped} {plural(stopped, 'worker')} stopped."
             return Ended(exit_code=self._exit_code, message=message, interrupted_by=self._interrupted_by)
         reason = memory.rose()
         for outcome in outcomes:

@@ -251,7 +251,7 @@ def _split(named: Sequence[Named], *, bucket_mb: float) -> Iterator[list[Named]]
         members, used = filling.get(key, ([], 0))
         members.append((name, parameter))
         used += parameter.numel() * parameter.element_size()
-        limit = FIRST_BUCKET_MB if not closed else bucket_mb
+        limit = bucket_mb if closed else min(FIRST_BUCKET_MB, bucket_mb)
         if used >= limit * 2**20:
             closed.append((position, members))
             members, used = [], 0

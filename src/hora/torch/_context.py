@@ -18,12 +18,12 @@ import numpy
 import torch
 import torch.distributed as dist
 
-import hora
 from hora.core.errors import AlreadyInitializedError, NotInitializedError, SettingError, WorldError
 from hora.core.events import Timeline
 from hora.core.plural import plural
 from hora.core.rundir import RunDirectory
 from hora.core.settings import Settings, load
+from hora.core.version import VERSION
 from hora.core.world import World
 from hora.torch import _rendezvous
 
@@ -262,7 +262,7 @@ def _run_directory(world: World, settings: Settings) -> RunDirectory | None:
 
 def _versions() -> dict[str, str]:
     return {
-        "hora": hora.__version__,
+        "hora": VERSION,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
