@@ -11,7 +11,7 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,9 @@ from hora.core.rundir import RunDirectory
 from hora.core.settings import Settings, load
 from hora.core.world import World
 from hora.torch import _rendezvous
+
+if TYPE_CHECKING:
+    from hora.torch._process_sets import ProcessSet
 
 __all__ = [
     "Context",
@@ -56,6 +59,7 @@ class Context:
         adopted: whether the group was made by the script rather than by ``init``.
         pid: the process that called ``init``; a forked child has another.
         pending: what is in flight and may never end if a rank fails.
+        process_sets: the process sets in use by id, without that of all ranks.
     """
 
     world: World
@@ -72,6 +76,8 @@ class Context:
     pending: set[Any] = field(default_factory=set)
     environment: dict[str, str | None] = field(default_factory=dict)
     file: Path | None = None
+    process_sets: dict[int, ProcessSet] = field(default_factory=dict)
+    next_process_set: int = 1
 
     @property
     def devices(self) -> frozenset[str]:

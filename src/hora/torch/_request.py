@@ -57,6 +57,8 @@ class Request:
         splits: rows for each member of the process set, for ALLTOALL; None splits evenly.
         process_set: who takes part.
         grouped: whether ``tensors`` is a group, so that the result is a list.
+        rows: first dimensions on all members, where they are known already: ``rows[tensor][member]`` for
+            ALLGATHER, ``rows[member]`` (its splits) for ALLTOALL. None lets the ranks tell each other.
     """
 
     kind: Kind
@@ -70,6 +72,7 @@ class Request:
     splits: torch.Tensor | None = None
     process_set: ProcessSet
     grouped: bool = False
+    rows: list[list[int]] | None = None
 
 
 class Work(Protocol):
@@ -80,8 +83,11 @@ class Work(Protocol):
         ...
 
     def wait(self) -> Any:
-        """The result: a tensor, a list of them for a group, None for a barrier, or a pair of output
-        and received splits for ALLTOALL."""
+        """The result.
+
+        A tensor, a list of them for a group, None for a barrier, or a pair of output and received splits
+        for ALLTOALL.
+        """
         ...
 
 
