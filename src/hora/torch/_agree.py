@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 
 from hora.core.errors import HoraError
-from hora.torch._collectives import gather_flat
 from hora.torch._context import Context
 from hora.torch._objects import gather_objects
+from hora.torch._wire import gather_flat
 
 __all__ = ["require_same"]
 
@@ -32,7 +32,7 @@ def require_same(
     digest = hashlib.blake2b("\n".join(items).encode(), digest_size=16).digest()
     mine = torch.frombuffer(bytearray(digest), dtype=torch.int64).to(context.control)
     everyone = mine.new_empty(context.world.size * 2)
-    gather_flat(everyone, mine, context)
+    gather_flat(everyone, mine, context.group)
     if bool((everyone.view(-1, 2) == everyone[:2]).all()):
         return
     lists = gather_objects(list(items), context)

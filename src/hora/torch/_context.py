@@ -9,9 +9,10 @@ import atexit
 import ctypes
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -33,6 +34,7 @@ __all__ = [
     "cross_size",
     "device",
     "init",
+    "is_homogeneous",
     "is_initialized",
     "local_rank",
     "local_size",
@@ -60,6 +62,7 @@ class Context:
         pid: the process that called ``init``; a forked child has another.
         pending: what is in flight and may never end if a rank fails.
         process_sets: the process sets in use by id, without that of all ranks.
+        homogeneous: whether every host has the same number of workers.
     """
 
     world: World
@@ -78,6 +81,7 @@ class Context:
     file: Path | None = None
     process_sets: dict[int, ProcessSet] = field(default_factory=dict)
     next_process_set: int = 1
+    homogeneous: bool = True
 
     @property
     def devices(self) -> frozenset[str]:
@@ -90,7 +94,12 @@ _generation = 0
 _own_runs: set[Path] = set()
 
 
-def init(world: World | None = None, *, settings: Settings | None = None) -> None:
+def init(
+    world: World | None = None,
+    *,
+    settings: Settings | None = None,
+    process_sets: Sequence[ProcessSet] | Literal["dynamic"] = (),
+) -> None:
     """Join the job: find the other workers and agree with them on who is who.
 
     Call it once, before anything else of ``hora.torch``. Started by plain ``python`` there is one
@@ -100,6 +109,8 @@ def init(world: World | None = None, *, settings: Settings | None = None) -> Non
     Args:
         world: this worker's place, when the launcher's variables do not say (see ``hora.core.world``).
         settings: overrides the ``HORA_*`` variables.
+        process_sets: sets to add at once, the same on every rank. More can be added at any time; the word
+            "dynamic", which Horovod wants for that, is accepted.
 
     Raises:
         AlreadyInitializedError: a second call without :func:`shutdown` in between.
@@ -137,7 +148,13 @@ def init(world: World | None = None, *, settings: Settings | None = None) -> Non
         adopted=adopted,
         file=meeting.file,
         environment=meeting.environment,
+        homogeneous=meeting.homogeneous,
     )
+    if process_sets != "dynamic":
+        from hora.torch._process_sets import add_process_set  # it builds on this module
+
+        for process_set in process_sets:
+            add_process_set(process_set)
 
 
 def shutdown() -> None:
@@ -151,6 +168,11 @@ def shutdown() -> None:
     if context is None or context.pid != os.getpid():
         return
     context.timeline.close()
+    for process_set in context.process_sets.values():
+        if context.adopted:
+            process_set.close()
+        process_set.forget()
+    context.process_sets.clear()
     if not context.adopted and dist.is_initialized():
         dist.destroy_process_group()
     _rendezvous.restore(context.environment)
@@ -209,6 +231,11 @@ def cross_rank() -> int:
 def cross_size() -> int:
     """Number of hosts that have a worker of this local rank."""
     return len(required("cross_size").peers)
+
+
+def is_homogeneous() -> bool:
+    """Whether every host has the same number of workers."""
+    return required("is_homogeneous").homogeneous
 
 
 def device() -> torch.device:

@@ -103,6 +103,8 @@ class Running:
 class _Native:
     """Starts each request when it is submitted, in the order of the calls."""
 
+    as_horovod = False
+
     def submit(self, request: Request) -> Running:
         return start(request)
 
@@ -164,6 +166,7 @@ def _start_allgather(request: Request, context: Context) -> Started:
             control=context.control,
             function="allgather",
         )
+        request.rows = rows
     per_row = [row_bytes(tensor) for tensor in locals_]
     lengths = [  # of each member's tensors, in bytes
         [count * width for count, width in zip(counts, per_row, strict=True)]

@@ -79,6 +79,16 @@ class ProcessSet:
             raise self._unusable("This")
         return self._group
 
+    def close(self) -> None:
+        """Give up the group."""
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+
+    def forget(self) -> None:
+        """Make the set unusable until it is added again."""
+        self.process_set_id = None
+        self._group = None
+
     def _usable(self) -> bool:
         return self.process_set_id is not None and _context.is_initialized()
 
@@ -150,9 +160,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if number is None or number not in context.process_sets:
         return False
     del context.process_sets[number]
-    if process_set._group is not None:
-        dist.destroy_process_group(process_set._group)
-    _forget(process_set)
+    process_set.close()
+    process_set.forget()
     return True
 
 
@@ -212,13 +221,6 @@ def register(process_set: ProcessSet, context: _context.Context) -> None:
     context.process_sets[process_set.process_set_id] = process_set
 
 
-def forget_all(context: _context.Context) -> None:
-    """Make the context's sets unusable; their groups are the caller's to close."""
-    for process_set in context.process_sets.values():
-        _forget(process_set)
-    context.process_sets.clear()
-
-
 def member_set(process_set: ProcessSet, *, function: str) -> ProcessSet:
     """The set itself, if this worker can call ``function`` on it.
 
@@ -240,8 +242,3 @@ def member_set(process_set: ProcessSet, *, function: str) -> ProcessSet:
             fix="Only its members call it: if process_set.included(): ...",
         )
     return process_set
-
-
-def _forget(process_set: ProcessSet) -> None:
-    process_set.process_set_id = None
-    process_set._group = None

@@ -92,7 +92,14 @@ class Work(Protocol):
 
 
 class Dispatcher(Protocol):
-    """Who carries requests out."""
+    """Who carries requests out.
+
+    Attributes:
+        as_horovod: whether operations do as Horovod does where Hora's own choice differs: an ``Average`` of
+            integers is truncated, and some gradients have another factor (see ``_autograd``).
+    """
+
+    as_horovod: bool
 
     def submit(self, request: Request) -> Work:
         """Start the request; errors of this rank's arguments are raised here, others by ``wait``."""

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from hora.core.errors import CollectiveError
 from hora.torch._agree import require_same
-from hora.torch._collectives import check_root
+from hora.torch._arguments import check_root
 from hora.torch._context import Context, required
 from hora.torch._objects import send_object
 
