@@ -74,6 +74,6 @@ def sparse_allreduce_async(
         indices, values = results
         if op is ReduceOp.Average:
             values = (values / size).to(values.dtype)
-        return torch.sparse_coo_tensor(indices.t(), values, shape).coalesce()
+        return torch.sparse_coo_tensor(indices.t(), values, shape, check_invariants=True).coalesce()
 
     return Handle("sparse_allreduce", works, finish)

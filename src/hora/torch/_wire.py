@@ -52,7 +52,9 @@ def gather_bytes(wire: torch.Tensor, lengths: Sequence[int], group: dist.Process
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as a byte vector, so that every dtype travels alike (copied if not contiguous)."""
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    # Of one element or none, a contiguous tensor may still have any stride.
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
 
 
 def join_bytes(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
