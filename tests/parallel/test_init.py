@@ -82,6 +82,8 @@ def needing_init() -> dict[str, Callable[[], Any]]:
         "remove_process_set": lambda: hora.remove_process_set(hora.global_process_set),
         "process_set_included": hora.process_set_included,
         "process_set_ids": hora.process_set_ids,
+        "start_timeline": lambda: hora.start_timeline("unused.json"),
+        "stop_timeline": hora.stop_timeline,
         "broadcast_object": lambda: hora.broadcast_object(1),
         "allgather_object": lambda: hora.allgather_object(1),
         "broadcast_parameters": lambda: hora.broadcast_parameters({}),

@@ -270,7 +270,7 @@ def test_average_is_the_older_word_for_op() -> None:
 
 
 @ranks(2)
-def test_compression_halves_what_travels() -> None:
+def test_compression_rounds_what_travels() -> None:
     values = torch.tensor([1.0, 2.0, 1 + 2**-9]) * (hora.rank() + 1)
     for compression, exact in (
         (hora.Compression.fp16, [3, 6, 3 + 3 * 2**-9]),

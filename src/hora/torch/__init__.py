@@ -107,6 +107,13 @@ from hora.torch._state import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
+from hora.torch._sync_batch_norm import (
+    SyncBatchNorm,
+)
+from hora.torch._timeline import (
+    start_timeline,
+    stop_timeline,
+)
 from hora.torch._track import (
     Tracker,
     track,
@@ -127,6 +134,7 @@ __all__ = [
     "Product",
     "ReduceOp",
     "Sum",
+    "SyncBatchNorm",
     "Tracker",
     "add_process_set",
     "allgather",
@@ -186,6 +194,8 @@ __all__ = [
     "shutdown",
     "size",
     "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
     "track",
 ]

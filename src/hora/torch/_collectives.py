@@ -69,7 +69,7 @@ def allreduce(
         tensor: the same shape and dtype on every rank; bool, an integer of up to 64 bits, or floating.
         average: deprecated: True for ``op=Average``, False for ``op=Sum``.
         name: appears in the timeline.
-        compression: how the tensor travels, such as ``Compression.fp16``.
+        compression: how the tensor travels and is added up, such as ``Compression.fp16``.
         op: ``Average`` (if left out), ``Sum``, ``Adasum``, ``Min``, ``Max`` or ``Product``. Integers have no
             ``Average`` or ``Adasum``; bool has ``Min`` (all), ``Max`` (any) and ``Product`` (all).
         prescale_factor: multiplies each rank's tensor before the reduction.
@@ -84,7 +84,15 @@ def allreduce(
     """
     packed, context = compression.compress(_checked(tensor, "allreduce"))
     request = _request(
-        [packed], average, name, op, prescale_factor, postscale_factor, process_set, function="allreduce"
+        [packed],
+        average,
+        name,
+        op,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+        function="allreduce",
+        narrow=packed.dtype is not tensor.dtype,
     )
     result: torch.Tensor = compression.decompress(run(request), context)
     return result
@@ -192,6 +200,7 @@ def grouped_allreduce(
         process_set,
         function="grouped_allreduce",
         grouped=True,
+        narrow=any(small.dtype is not tensor.dtype for (small, _), tensor in zip(packed, given, strict=True)),
     )
     results = run(request)
     return [
@@ -310,6 +319,7 @@ def _request(
     function: str,
     grouped: bool = False,
     in_place: bool = False,
+    narrow: bool = False,
 ) -> Request:
     if in_place and len({id(tensor) for tensor in tensors}) < len(tensors):
         raise CollectiveError(
@@ -326,4 +336,5 @@ def _request(
         postscale=postscale,
         outputs=tensors if in_place else None,
         grouped=grouped,
+        narrow=narrow,
     )

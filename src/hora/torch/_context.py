@@ -9,7 +9,7 @@ import atexit
 import ctypes
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -63,6 +63,7 @@ class Context:
         pending: what is in flight and may never end if a rank fails.
         process_sets: the process sets in use by id, without that of all ranks.
         homogeneous: whether every host has the same number of workers.
+        closing: called when the context ends.
     """
 
     world: World
@@ -82,6 +83,7 @@ class Context:
     process_sets: dict[int, ProcessSet] = field(default_factory=dict)
     next_process_set: int = 1
     homogeneous: bool = True
+    closing: list[Callable[[], None]] = field(default_factory=list)
 
     @property
     def devices(self) -> frozenset[str]:
@@ -167,7 +169,7 @@ def shutdown() -> None:
     context, _current = _current, None
     if context is None or context.pid != os.getpid():
         return
-    context.timeline.close()
+    _close_files(context)
     for process_set in context.process_sets.values():
         if context.adopted:
             process_set.close()
@@ -283,6 +285,12 @@ def _run_directory(world: World, settings: Settings) -> RunDirectory | None:
     return RunDirectory(path)  # rank 0 makes it before the ranks meet
 
 
+def _close_files(context: Context) -> None:
+    for close in list(context.closing):
+        close()
+    context.timeline.close()
+
+
 def _caller() -> str:
     frame = sys._getframe(2)
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
@@ -306,6 +314,6 @@ def _at_exit() -> None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
         if context.file is not None:
             context.file.unlink(missing_ok=True)
-        context.timeline.close()
+        _close_files(context)
     else:
         shutdown()

@@ -324,7 +324,8 @@ def share_of_rows(rows: int, size: int) -> list[int]:
 
 def _wire(tensor: torch.Tensor, request: Request, index: int) -> torch.Tensor:
     """A contiguous tensor of the dtype in which the reduction runs, that may be overwritten."""
-    dtype = REDUCED_IN[tensor.dtype]
+    half = tensor.dtype in (torch.float16, torch.bfloat16)
+    dtype = tensor.dtype if half and request.narrow else REDUCED_IN[tensor.dtype]
     scaled = _scaled(tensor.detach(), request.prescale, dtype=dtype)
     if request.outputs is not None and dtype is tensor.dtype and request.outputs[index].is_contiguous():
         output = request.outputs[index].detach()

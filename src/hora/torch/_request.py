@@ -57,6 +57,8 @@ class Request:
         splits: rows for each member of the process set, for ALLTOALL; None splits evenly.
         process_set: who takes part.
         grouped: whether ``tensors`` is a group, so that the result is a list.
+        narrow: whether half precision is also added up in half precision, which halves what travels;
+            otherwise it is reduced in float32 and rounded once.
         rows: first dimensions on all members, where they are known already: ``rows[tensor][member]`` for
             ALLGATHER, ``rows[member]`` (its splits) for ALLTOALL. None lets the ranks tell each other.
     """
@@ -72,6 +74,7 @@ class Request:
     splits: torch.Tensor | None = None
     process_set: ProcessSet
     grouped: bool = False
+    narrow: bool = False
     rows: list[list[int]] | None = None
 
 
