@@ -14,7 +14,7 @@ model = torch.nn.Sequential(torch.nn.Linear(1, 64), torch.nn.Tanh(), torch.nn.Li
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
-for epoch in range(5):
+for _ in range(5):
     for x, y in loader:
         optimizer.zero_grad()
         loss = F.mse_loss(model(x), y)

@@ -152,10 +152,10 @@ def test_the_learning_rate_grows_with_the_global_batch_in_steps_of_a_thousandth(
     parser = argparse.ArgumentParser()
     options.add(parser)
     rate = lambda *words: options.profile(parser.parse_args([*words])).optimizer.lr  # noqa: E731
-    assert rate() == 0.2
-    assert rate("--global-batch", "256") == 0.4
-    assert rate("--global-batch", "96") == 0.15
-    assert rate("--global-batch", "1") == 0.002
+    assert rate() == 0.1
+    assert rate("--global-batch", "256") == 0.2
+    assert rate("--global-batch", "96") == 0.075
+    assert rate("--global-batch", "1") == 0.001
     assert rate("--global-batch", "256", "--lr", "0.3") == 0.3
 
 

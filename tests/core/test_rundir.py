@@ -37,6 +37,37 @@ def test_an_occupied_directory_is_refused_and_left_alone(tmp_path: Path) -> None
     assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / "b", tmp_path / "b" / "thesis.tex"])
 
 
+def test_of_two_jobs_at_the_same_moment_one_gets_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check_and_then_lose_the_race(path: Path) -> None:
+        check(path)
+        monkeypatch.setattr(rundir, "_check_vacant", check)
+        RunDirectory.create(path, about={"winner": True})
+
+    check = rundir._check_vacant
+    monkeypatch.setattr(rundir, "_check_vacant", check_and_then_lose_the_race)
+    with pytest.raises(RunDirectoryError, match="is occupied by a run of"):
+        RunDirectory.create(tmp_path / "runs" / "a")
+    assert RunDirectory.open(tmp_path / "runs" / "a").about()["winner"] is True
+
+
+def test_a_failed_start_takes_back_only_its_own_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(run: RunDirectory, **_: object) -> None:
+        RunDirectory.create(tmp_path / "runs" / "b", about={})
+        raise RunDirectoryError("run.json cannot be written.", fix="Look elsewhere.")
+
+    describe = RunDirectory.describe
+    monkeypatch.setattr(
+        RunDirectory, "describe", lambda run, **k: (fail if run.path.name == "a" else describe)(run, **k)
+    )
+    with pytest.raises(RunDirectoryError, match=r"run\.json cannot be written"):
+        RunDirectory.create(tmp_path / "runs" / "a")
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["b"]
+
+
 def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("")
     with pytest.raises(RunDirectoryError, match="is a file"):

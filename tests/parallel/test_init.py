@@ -104,9 +104,7 @@ def test_everything_before_init_names_itself() -> None:
     free |= {name for name in hora.__all__ if name[0].isupper()} - {"DistributedOptimizer"}
     assert set(functions) | free == set(hora.__all__)
     for name, call in functions.items():
-        with pytest.raises(
-            NotInitializedError, match=rf"hora.torch.{name}\(\) was called before hora.torch.init"
-        ):
+        with pytest.raises(NotInitializedError, match=rf"hora.torch.{name}\(\) was called before"):
             call()
     hora.shutdown()
     assert not hora.is_initialized()
@@ -169,11 +167,23 @@ def test_an_absent_rank_is_named(tmp_path: Path) -> None:
     assert "GLOO_SOCKET_IFNAME" not in os.environ
 
 
+def engine_threads() -> list[str]:
+    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    return [name for name in names if "gloo" in name]
+
+
 @ranks(2)
 def test_init_and_shutdown_again_and_again() -> None:
     context = hora.context()
     for round_ in range(8):
+        model = torch.nn.Linear(2, 2)
+        optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        model(torch.ones(1, 2)).sum().backward()
         hora.shutdown()
+        assert not engine_threads()
+        optimizer.step()  # its gradients were averaged before
+        with pytest.raises(NotInitializedError, match="made before hora.torch.shutdown"):
+            optimizer.step()
         with pytest.raises(NotInitializedError):
             hora.rank()
         hora.init(context.world, settings=context.settings)
@@ -304,6 +314,33 @@ def test_the_timeline_of_each_rank_is_written(tmp_path: Path) -> None:
         events = (tmp_path / "run" / "events" / f"rank-{rank}.jsonl").read_text()
         for name in ("allreduce", "of ones", "wait for gradients", "average gradients", "wait for data"):
             assert f'"{name}"' in events
+
+
+THREADS = """
+    import os
+    import torch
+    import hora.torch as hora
+
+    def threads():
+        tasks = os.listdir("/proc/self/task")
+        names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in tasks]
+        return [name for name in names if "gloo" in name]
+
+    hora.init()
+    model = torch.nn.Linear(2, 2)
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert threads()
+    hora.shutdown()
+    assert not threads(), threads()
+"""
+
+
+def test_shutdown_ends_the_threads_of_the_group() -> None:
+    # A thread left to the interpreter's end may touch Python while that is taken down, which aborts.
+    done = script(THREADS)
+    assert done.returncode == 0, done.stderr
 
 
 def script(body: str, **environment: str) -> subprocess.CompletedProcess[str]:

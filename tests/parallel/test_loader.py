@@ -79,9 +79,16 @@ class _Playing:
         cpu = torch.device("cpu")
         group: Any = None
         self._context = _context.Context(
-            world=world, device=cpu, settings=Settings(), group=group, control=cpu, timeline=timeline, run=None,
-            where="", peers=(world.rank,),
-        )  # fmt: skip
+            world=world,
+            device=cpu,
+            settings=Settings(),
+            group=group,
+            control=cpu,
+            timeline=timeline,
+            run=None,
+            where="",
+            peers=(world.rank,),
+        )
 
     def __enter__(self) -> None:
         _context._current = self._context

@@ -67,9 +67,7 @@ def test_unlike_names_are_an_error_on_every_rank() -> None:
 
 @ranks(1)
 def test_what_is_not_a_number_is_refused() -> None:
-    with pytest.raises(
-        CollectiveError, match=r"loss is a tensor of shape \(2,\), not one number.*value.mean"
-    ):
+    with pytest.raises(CollectiveError, match=r"loss is a tensor of shape \(2,\).*value.mean"):
         hora.mean({"loss": torch.ones(2)})
     with pytest.raises(CollectiveError, match="weight=-1.0 is negative"):
         hora.mean(1.0, weight=-1)

@@ -17,8 +17,19 @@ from torch.utils.checkpoint import checkpoint
 
 import hora.torch as hora
 from hora.core.errors import GradientError
+from hora.torch import _buckets
 
 BATCH = 12
+
+
+@pytest.fixture(params=["copied", "viewed"])
+def each_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients that are copied in and out of buckets, and gradients that are views of them."""
+    if request.param == "viewed":
+        monkeypatch.setattr(_buckets, "SMALL", 0)
+
+
+each_kind_of_gradient = pytest.mark.usefixtures("each_kind")
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
 
 OPTIMIZERS: dict[str, MakeOptimizer] = {
@@ -92,6 +103,7 @@ def distributed(
     return hora.DistributedOptimizer(make(model.parameters()), model, **options)
 
 
+@each_kind_of_gradient
 @ranks(1, 2, 3, 4)
 def test_every_optimizer_equals_the_union_batch() -> None:
     for name, make in OPTIMIZERS.items():
@@ -108,6 +120,7 @@ def test_every_optimizer_equals_the_union_batch() -> None:
         same(model, reference)
 
 
+@each_kind_of_gradient
 @ranks(1, 2, 3)
 def test_gradients_are_global_when_backward_returns() -> None:
     model, reference = net(), net()
@@ -125,6 +138,7 @@ def test_gradients_are_global_when_backward_returns() -> None:
         same(model, reference)
 
 
+@each_kind_of_gradient
 @ranks(1, 2, 3)
 def test_accumulated_passes_are_right_and_retained_graphs_too() -> None:
     model, reference = net(), net()
@@ -146,6 +160,7 @@ def test_accumulated_passes_are_right_and_retained_graphs_too() -> None:
     same(model, reference)
 
 
+@each_kind_of_gradient
 @ranks(2, 3)
 def test_a_layer_that_only_some_ranks_use_counts_as_zero_elsewhere() -> None:
     model, reference = net(), net()
@@ -165,6 +180,7 @@ def test_a_layer_that_only_some_ranks_use_counts_as_zero_elsewhere() -> None:
         same(model, reference)
 
 
+@each_kind_of_gradient
 @ranks(2, 3)
 def test_a_rank_without_any_backward_holds_nobody_up() -> None:
     model, reference = net(), net()
@@ -185,6 +201,7 @@ def test_a_rank_without_any_backward_holds_nobody_up() -> None:
         same(model, reference)
 
 
+@each_kind_of_gradient
 @ranks(1, 2)
 def test_freezing_later_and_groups_added_later() -> None:
     model, reference = net(), net()
@@ -208,6 +225,7 @@ def test_freezing_later_and_groups_added_later() -> None:
     same(model.frozen, reference.frozen)
 
 
+@each_kind_of_gradient
 @ranks(1, 2)
 def test_mixed_dtypes_and_memory_formats() -> None:
     torch.manual_seed(0)
@@ -306,6 +324,7 @@ def test_schedulers_made_before_or_after_wrapping() -> None:
         same(model, reference)
 
 
+@each_kind_of_gradient
 @ranks(2)
 def test_a_backward_that_fails_leaves_no_trace() -> None:
     class Explode(torch.autograd.Function):
@@ -336,6 +355,7 @@ def test_a_backward_that_fails_leaves_no_trace() -> None:
         same(model, reference)
 
 
+@each_kind_of_gradient
 @ranks(1, 2)
 def test_reentrant_checkpoints() -> None:
     for reentrant in (True, False):
@@ -355,6 +375,7 @@ def test_reentrant_checkpoints() -> None:
             same(model, reference)
 
 
+@each_kind_of_gradient
 @ranks(1, 2)
 def test_gradients_that_somebody_keeps_are_not_overwritten() -> None:
     model = net()
@@ -370,6 +391,7 @@ def test_gradients_that_somebody_keeps_are_not_overwritten() -> None:
     assert not torch.equal(model.head.weight.grad, before)
 
 
+@each_kind_of_gradient
 @ranks(1, 2)
 def test_gradients_set_by_hand_are_averaged_at_the_step() -> None:
     weight = nn.Parameter(torch.zeros(2, dtype=torch.float64))
@@ -382,6 +404,7 @@ def test_gradients_set_by_hand_are_averaged_at_the_step() -> None:
     assert weight.tolist() == [-(hora.size() + 1) / 2] * 2
 
 
+@each_kind_of_gradient
 @ranks(1, 2)
 def test_grad_scaler_skips_the_step_everywhere_when_one_rank_overflows() -> None:
     model = nn.Linear(2, 1)
@@ -475,6 +498,7 @@ def test_ranks_with_different_parameters_are_told_so() -> None:
     hora.barrier()
 
 
+@each_kind_of_gradient
 @ranks(2)
 def test_gradients_that_cannot_be_averaged() -> None:
     table = nn.Embedding(5, 2, sparse=True)

@@ -95,9 +95,9 @@ def test_the_same_seed_gives_identical_losses_and_another_does_not() -> None:
 def test_the_learning_rate_of_the_quick_profile_by_hand() -> None:
     profile = dataclasses.replace(PROFILES["quick"], epochs=10)
     rate = lambda step: learning_rate(profile, step, steps_per_epoch=78)  # noqa: E731
-    assert rate(0) == pytest.approx(0.2 / 78)
-    assert rate(77) == pytest.approx(0.2)
-    assert rate(78 + 351) == pytest.approx(1e-4 + (0.2 - 1e-4) / 4)  # half of the 702 steps of the decay
+    assert rate(0) == pytest.approx(0.1 / 78)
+    assert rate(77) == pytest.approx(0.1)
+    assert rate(78 + 351) == pytest.approx(1e-4 + (0.1 - 1e-4) / 4)  # half of the 702 steps of the decay
     assert rate(780) == 1e-4
 
 

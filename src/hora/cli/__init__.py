@@ -32,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="hora",
         description="Distributed training from one worker to a thousand.",
         epilog="`hora VERB --help` tells more about one verb.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"hora {hora.__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
@@ -48,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HoraError as error:
         print(f"hora: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # before a job has its own answer to Ctrl-C, or in a verb that runs none
+        print("hora: interrupted", file=sys.stderr)
+        return 130
     except BrokenPipeError:
         # The reader of our output has gone, as with `hora settings | head -1`. Python would complain
         # again while it flushes at exit.

@@ -58,18 +58,26 @@ class RunDirectory:
         """
         path = path.absolute()
         _check_vacant(path)
-        first_new = _first_missing(path)
         run = cls(path)
+        made: list[Path] = []
         try:
             with disk_errors(path):
-                _check_space(path if path.exists() else first_new.parent)
-                for folder in (path, path / "logs", path / "failures", path / "events"):
-                    folder.mkdir(parents=True, exist_ok=True)
+                _check_space(_nearest_existing(path))
+                for folder in (*reversed(path.parents), path):
+                    if not folder.exists():
+                        folder.mkdir(exist_ok=True)
+                        made.append(folder)
+                try:
+                    (path / "logs").mkdir()  # of two jobs at the same moment one gets the directory
+                except FileExistsError:
+                    made.clear()
+                    raise _occupied(path) from None
+                made += [path / "logs", path / "failures", path / "events", run.run_json]
+                (path / "failures").mkdir()
+                (path / "events").mkdir()
                 run.describe(created=time.time(), **(about or {}))
         except HoraError:
-            existed = first_new == path and path.exists() and not any(path.iterdir())
-            if not existed:
-                shutil.rmtree(first_new, ignore_errors=True)
+            _take_back(made)
             raise
         return run
 
@@ -174,21 +182,30 @@ def _check_vacant(path: Path) -> None:
             occupied = any(path.iterdir())
         if not occupied:
             return
-        what = f"The run directory {path} is occupied"
-        with contextlib.suppress(OSError, ValueError):
-            created = json.loads((path / "run.json").read_text())["created"]
-            what += f" by a run of {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(created))}"
-        raise RunDirectoryError(f"{what}.", fix="Choose another with --run-dir PATH, or remove it first.")
+        raise _occupied(path)
     if path.exists() or path.is_symlink():
         raise RunDirectoryError(
             f"The run directory {path} is a file.", fix="Choose another place with --run-dir PATH."
         )
 
 
-def _first_missing(path: Path) -> Path:
-    while not path.parent.exists():
-        path = path.parent
-    return path
+def _occupied(path: Path) -> RunDirectoryError:
+    what = f"The run directory {path} is occupied"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        created = json.loads((path / "run.json").read_text())["created"]
+        what += f" by a run of {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(created))}"
+    return RunDirectoryError(f"{what}.", fix="Choose another with --run-dir PATH, or remove it first.")
+
+
+def _nearest_existing(path: Path) -> Path:
+    return next(place for place in (path, *path.parents) if place.exists())
+
+
+def _take_back(made: list[Path]) -> None:
+    """Remove what was made, but never what another job put there meanwhile."""
+    for place in reversed(made):
+        with contextlib.suppress(OSError):
+            place.rmdir() if place.is_dir() else place.unlink(missing_ok=True)
 
 
 def _check_space(path: Path) -> None:

@@ -16,8 +16,11 @@ FIRST_BUCKET_MB = 1.0
 """The first bucket is small, so that averaging starts early in backward (PyTorch DDP does the same)."""
 
 SMALL = 16384
-"""Elements below which a gradient on the CPU is copied with others in one call. Above, one call for each
-saves a pass over memory; measured with the benchmark ``optimizer_vs_ddp.py``."""
+"""Elements below which a gradient is copied, all of a bucket in one call. Making a view and assigning it
+costs more than copying that much; measured with the benchmark ``optimizer_vs_ddp.py``."""
+
+ALIGNMENT = 64
+"""Bytes at whose multiples large gradients start: a cache line, as torch's own tensors do."""
 
 Named = tuple[str, torch.Tensor]
 
@@ -30,8 +33,8 @@ class Bucket:
     in one message: a flag that stays 0 means that no rank has that gradient, and two marks above 0 mean
     that the ranks are not at the same step.
 
-    While a message is on its way the parameters' ``grad`` is None, so that nobody reads or changes the
-    buffer; afterwards it is a view of the buffer.
+    Small gradients are copied in and out. The ``grad`` of a large parameter is None while the message is on
+    its way, so that nobody changes the buffer, and a view of the buffer afterwards.
 
     Attributes:
         waiting: parameters, by their number, whose gradient is not ready yet.
@@ -49,20 +52,19 @@ class Bucket:
         self.parameters = [parameter for _, parameter in named]
         self._joined = sum(map(self._is_joined, self.parameters))
         self._sizes = [parameter.numel() for parameter in self.parameters]
-        self._elements = sum(self._sizes)
         # Of a tensor with gaps or overlaps, empty_like has the plain strides.
         self._strides = [torch.empty_like(parameter, device="meta").stride() for parameter in self.parameters]
         self._absent: list[int] = []
         self.waiting: set[int] = set()
-        self._views: list[torch.Tensor] = []
+        self._large: list[torch.Tensor] = []
+        self._versions: list[int] = []
         self.work: Any = None
         self.started = 0.0
         self._allocate()
         self.reset()
 
     def _is_joined(self, parameter: torch.Tensor) -> bool:
-        small = self._device.type != "cpu" or parameter.numel() < SMALL
-        return small and parameter.is_contiguous()
+        return parameter.numel() < SMALL and parameter.is_contiguous()
 
     @property
     def bytes(self) -> int:
@@ -89,81 +91,110 @@ class Bucket:
             if gradient is not None and (gradient.layout != torch.strided or gradient.requires_grad):
                 self._refuse(index, gradient)
         with torch.no_grad():
-            self._vacate(gradients)
+            self._vacate(gradients[self._joined :])
             self._absent = [index for index, gradient in enumerate(gradients) if gradient is None]
             if self._joined:
-                joined = [
-                    parameter.new_zeros(parameter.shape) if gradient is None else gradient
-                    for parameter, gradient in zip(
-                        self.parameters[: self._joined], gradients[: self._joined], strict=True
-                    )
+                small = [
+                    view.zero_() if gradient is None else gradient
+                    for view, gradient in zip(self._small, gradients, strict=False)
                 ]
-                torch.div(torch._C._nn.flatten_dense_tensors(joined), size, out=self._joined_payload)
-            for index in range(self._joined, len(gradients)):
-                gradient, view = gradients[index], self._view(index)
-                if gradient is None:
-                    view.zero_()
-                else:
-                    torch.div(gradient, size, out=view)
+                torch.div(torch._C._nn.flatten_dense_tensors(small), size, out=self._small_payload)
+                self._versions = [gradient._version for gradient in small]
+            self._pack_large(gradients[self._joined :], size=size)
             self._tail.copy_(self._full_tail[mark])
             for index in self._absent:
                 self._tail[index] = 0
 
     def release(self) -> None:
-        """Take the gradients away from the parameters, after they were packed."""
-        for parameter in self.parameters:
+        """Take the large gradients away from their parameters, after they were packed."""
+        for parameter in self.parameters[self._joined :]:
             parameter.grad = None
-        views: Sequence[torch.Tensor] = ()
-        if self._joined:
-            views = torch._C._nn.unflatten_dense_tensors(
-                self._joined_payload, self.parameters[: self._joined]
-            )
-        self._views = [*views, *map(self._view, range(self._joined, len(self.parameters)))]
 
     def pack_nothing(self, *, mark: int) -> None:
         """Fill the buffer for a rank that contributes no gradient, whatever its parameters hold."""
         with torch.no_grad():
-            self._vacate([None] * len(self.parameters))
+            self._vacate([])
             self._flat.zero_()
             self._tail[len(self.parameters) + mark] = 1
 
     def unpack(self) -> bool:
         """Give the averages to the parameters; True if a gradient came in while they were on their way."""
-        present: list[float] = []
+        absent: set[int] = set()
         if self._absent:
-            tail = self._tail.real if self._dtype.is_complex else self._tail
-            present = tail.tolist()
-        absent = {index for index in self._absent if present[index] == 0}
+            flags = (self._tail.real if self._dtype.is_complex else self._tail).tolist()
+            absent = {index for index in self._absent if flags[index] == 0}
         late = False
-        for index, (parameter, view) in enumerate(zip(self.parameters, self._views, strict=True)):
-            if parameter.grad is None:
+        sources, targets = [], []
+        for index, (parameter, view) in enumerate(zip(self.parameters, self._small, strict=False)):
+            gradient = parameter.grad
+            if gradient is None:
                 if index not in absent:
-                    parameter.grad = view
+                    parameter.grad = view.clone()
+            elif gradient._version != self._versions[index]:
+                late = True  # it holds the sum of this rank's two, which the next cycle averages
             else:
+                sources.append(view)
+                targets.append(gradient)
+        if sources:
+            with torch.no_grad():
+                torch._foreach_copy_(targets, sources)
+        for index, view in enumerate(self._large, self._joined):
+            parameter = self.parameters[index]
+            if index in absent:
+                continue
+            if parameter.grad is None:
+                parameter.grad = view
+            else:
+                parameter.grad.add_(view)
                 late = True
-                if index not in absent:
-                    parameter.grad.add_(view)
-        self._views = []
+        self._large = []
         return late
 
     def discard(self) -> None:
         """Drop the averages."""
-        self._views = []
+        self._large = []
 
     def _allocate(self) -> None:
-        count = len(self.parameters)
+        count, first = len(self.parameters), self.parameters[0]
+        border = sum(self._sizes[: self._joined])
+        aligned = ALIGNMENT // first.element_size()
+        self._offsets = [0, *itertools.accumulate(self._sizes[: self._joined])][: self._joined]
+        end = border
+        for size in self._sizes[self._joined :]:
+            start = -(-end // aligned) * aligned
+            self._offsets.append(start)
+            end = start + size
+        self._elements = end
         self._flat = torch.zeros(self._elements + count + 2, dtype=self._dtype, device=self._device)
-        self._joined_payload = self._flat[: sum(self._sizes[: self._joined])]
+        self._small_payload = self._flat[:border]
+        self._small = [self._view(index) for index in range(self._joined)]
+        self._large_payload = self._flat[border : self._elements]
         self._tail = self._flat[self._elements :]
         self.marks = self._flat[self._elements + count :]
         self._full_tail = torch.ones(2, count + 2, dtype=self._dtype, device=self._device)
         self._full_tail[0, count + 1] = 0
         self._full_tail[1, count] = 0
-        self._offsets = [0, *itertools.accumulate(self._sizes)]
         start, width = self._flat.data_ptr(), self._flat.element_size()
-        self._addresses = {start + offset * width for offset in self._offsets[:-1]}
-        self._views = []
+        self._addresses = {start + offset * width for offset in self._offsets[self._joined :]}
+        self._large = []
         self._own_users = self._users()
+
+    def _pack_large(self, gradients: Sequence[torch.Tensor | None], *, size: int) -> None:
+        self._large = [self._view(index) for index in range(self._joined, len(self.parameters))]
+        if self._device.type == "cpu":
+            for gradient, view in zip(gradients, self._large, strict=True):
+                if gradient is None:
+                    view.zero_()
+                else:
+                    torch.div(gradient, size, out=view)
+            return
+        pairs = list(zip(gradients, self._large, strict=True))
+        for view in [view for gradient, view in pairs if gradient is None]:
+            view.zero_()
+        present = [(gradient, view) for gradient, view in pairs if gradient is not None]
+        if present:  # one kernel for many, where starting a kernel is what costs
+            torch._foreach_copy_([view for _, view in present], [gradient for gradient, _ in present])
+            self._large_payload.div_(size)
 
     def _vacate(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """Make the buffer free to be overwritten.

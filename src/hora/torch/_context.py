@@ -177,6 +177,10 @@ def shutdown() -> None:
     context.process_sets.clear()
     if not context.adopted and dist.is_initialized():
         dist.destroy_process_group()
+    # Optimizers may outlive the job. With the last reference the group's threads end; left to the end of
+    # the interpreter, one of them could touch Python while that is being taken down, which aborts.
+    del context.group
+    context.pending.clear()
     _rendezvous.restore(context.environment)
 
 

@@ -194,6 +194,7 @@ class Reducer:
         for bucket in self._buckets:
             bucket.work.wait()
             self._context.pending.discard(bucket.work)
+            bucket.work = None  # it would keep the engine alive after shutdown()
             if timeline.enabled:
                 details = {"bytes": bucket.bytes, "tensors": len(bucket.names)}
                 timeline.add(

@@ -22,6 +22,10 @@ from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
+
+# Its functions have the default group of the moment of import as their default argument. Imported later
+# (torch.optim does so) they would keep a group, and its threads, alive after shutdown().
+import torch.distributed.nn.functional
 from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore, rendezvous  # type: ignore[attr-defined]
 
 from hora.core.errors import WorldError

@@ -88,12 +88,14 @@ class Tracker(Generic[Batch]):
 
         Rank 0 shows and writes, the others do nothing, so give values that are already reduced
         (``hora.mean``). Numbers and tensors of one element are shown; anything that JSON can hold is
-        written.
+        written. ``kind="eval"`` marks a record of an evaluation; its values are shown as "eval loss".
         """
         if not self._watched:
             return
         plain = {name: _plain(value) for name, value in values.items()}
-        self._values |= {name: value for name, value in plain.items() if isinstance(value, float)}
+        kind = values.get("kind", "train")
+        prefix = "" if kind == "train" else f"{kind} "
+        self._values |= {prefix + name: value for name, value in plain.items() if isinstance(value, float)}
         if self._context.run is None:
             return
         now = time.perf_counter()

@@ -16,7 +16,7 @@ def polynomial(step: int, *, base: float, end: float, warmup: int, total: int, p
         lr(t) = end + (base - end) * (1 - (t - w) / (T - w)) ** power      w <= t < T
         lr(t) = end                                                        t >= T
 
-    P. Goyal et al., "Accurate, Large Minibatch SGD", arXiv:1706.02677 (warm-up); Y. You et al.,
+    P. Goyal et al., arXiv:1706.02677 (warm-up); Y. You et al.,
     "Large Batch Training of Convolutional Networks", arXiv:1708.03888 (polynomial decay of power 2).
 
     Args:

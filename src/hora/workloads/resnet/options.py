@@ -8,7 +8,6 @@ from pathlib import Path
 
 from hora.core.errors import DataError, GlobalBatchError, UsageError
 from hora.workloads.resnet.config import PROFILES, OptimizerConfig, Profile
-from hora.workloads.resnet.data import load
 
 __all__ = ["add", "check", "profile", "words"]
 
@@ -112,6 +111,8 @@ def check(chosen: Profile, *, workers: int) -> None:
         DataError: images that are missing, damaged, too few, or of more classes than the model has.
         GlobalBatchError: a global batch that does not fit the workers or the images.
     """
+    from hora.workloads.resnet.data import load  # numpy: not for --help
+
     data = load(chosen.data)
     batch, samples = chosen.global_batch, len(data.train)
     if batch % workers:
