@@ -8,38 +8,9 @@ Where Horovod's semantics are a choice they are kept; where they are faults they
 
 from __future__ import annotations
 
-from hora.torch._collectives import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-)
+from hora.torch._collectives import Adasum, Average, Max, Min, Product, Sum
 from hora.torch._compression import Compression
 from hora.torch._context import cross_rank, cross_size, local_rank, local_size, rank, size
-from hora.torch._exchange import (
-    allgather,
-    allgather_async,
-    alltoall,
-    alltoall_async,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather,
-    grouped_allgather_async,
-)
-from hora.torch._handles import poll
 from hora.torch._process_sets import ProcessSet, global_process_set, process_set_included
 from hora.torch._queries import (
     ccl_built,
@@ -53,13 +24,6 @@ from hora.torch._queries import (
     nccl_built,
     rocm_built,
 )
-from hora.torch._reducescatter import (
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    reducescatter,
-    reducescatter_async,
-)
-from hora.torch._sparse import sparse_allreduce_async
 from hora.torch.horovod import elastic
 from hora.torch.horovod._errors import (
     HorovodInternalError,
@@ -79,6 +43,33 @@ from hora.torch.horovod._functions import (
     remove_process_set,
     start_timeline,
     stop_timeline,
+)
+from hora.torch.horovod._operations import (
+    allgather,
+    allgather_async,
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    alltoall,
+    alltoall_async,
+    barrier,
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allgather,
+    grouped_allgather_async,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    poll,
+    reducescatter,
+    reducescatter_async,
+    sparse_allreduce_async,
     synchronize,
 )
 from hora.torch.horovod._optimizer import DistributedOptimizer

@@ -234,6 +234,8 @@ class Client:
             case ["fail", set_id, name, text]:
                 self._take((set_id, name)).fail(HorovodInternalError(text))
             case ["joined", last]:
+                # The ranks counted different numbers of operations without a name; nothing is under way.
+                self._counters.clear()
                 self._take((0, "join")).succeed(last)
             case ["set", set_id, name, ranks]:
                 self._change(self._take((set_id, name)), ranks)

@@ -11,12 +11,10 @@ from torch.optim import Optimizer
 
 from hora.core.errors import CollectiveError
 from hora.torch import _process_sets, _state
-from hora.torch._exchange import broadcast_async_
-from hora.torch._handles import Handle
-from hora.torch._handles import synchronize as take
 from hora.torch._process_sets import ProcessSet, global_process_set
 from hora.torch._request import Kind, Request
 from hora.torch.horovod._errors import HorovodInternalError
+from hora.torch.horovod._operations import broadcast_async_, synchronize
 from hora.torch.horovod._session import session
 
 __all__ = [
@@ -32,24 +30,12 @@ __all__ = [
     "remove_process_set",
     "start_timeline",
     "stop_timeline",
-    "synchronize",
 ]
 
 Parameters = Mapping[str, Any] | Iterable[tuple[str, Any]] | Iterable[torch.Tensor]
 
 _FAILED = b""
 """Sent in place of a pickle by a rank whose object has none, so that nobody waits for it."""
-
-
-def synchronize(handle: Handle) -> Any:
-    """Wait for an operation and return its result; None for a handle whose result was taken before.
-
-    Raises:
-        HorovodInternalError: the ranks asked for different things, or a rank is gone.
-    """
-    if isinstance(handle, Handle) and handle._works is None:
-        return None
-    return take(handle)
 
 
 def is_homogeneous() -> bool:
@@ -163,11 +149,11 @@ def broadcast_object(
     mine = context.world.rank == root_rank
     data = _pickled(obj) if mine else b""
     length = torch.tensor([len(data)], dtype=torch.int64)
-    size = int(_wait(broadcast_async_(length, root_rank, _part(name, "length"), process_set)))
+    size = int(synchronize(broadcast_async_(length, root_rank, _part(name, "length"), process_set)))
     if size == 0:
         raise _refusal(root_rank)
     wire = torch.frombuffer(bytearray(data), dtype=torch.uint8) if mine else torch.empty(size, dtype=torch.uint8)
-    _wait(broadcast_async_(wire, root_rank, _part(name, "bytes"), process_set))
+    synchronize(broadcast_async_(wire, root_rank, _part(name, "bytes"), process_set))
     return obj if mine else pickle.loads(wire.numpy().tobytes())
 
 
@@ -265,10 +251,6 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 def stop_timeline() -> None:
     """Write the timeline that was started."""
     session("stop_timeline").trace.stop()
-
-
-def _wait(handle: Handle) -> Any:
-    return take(handle)
 
 
 def _part(name: str | None, part: str) -> str | None:

@@ -17,13 +17,18 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from hora.torch._collectives import allreduce, allreduce_async_, grouped_allreduce_async_
 from hora.torch._compression import Compression, Compressor
-from hora.torch._handles import Handle, synchronize
+from hora.torch._handles import Handle
 from hora.torch._process_sets import ProcessSet, global_process_set
 from hora.torch._request import ReduceOp
-from hora.torch._sparse import sparse_allreduce_async
 from hora.torch.horovod._arguments import check_arguments, named, split_groups
+from hora.torch.horovod._operations import (
+    allreduce,
+    allreduce_async_,
+    grouped_allreduce_async_,
+    sparse_allreduce_async,
+    synchronize,
+)
 from hora.torch.horovod._session import session
 
 __all__ = ["DistributedOptimizer"]
