@@ -42,6 +42,10 @@ from hora.torch._context import (
     shutdown,
     size,
 )
+from hora.torch._error_feedback import (
+    PowerSGD,
+    TopK,
+)
 from hora.torch._exchange import (
     allgather,
     allgather_async,
@@ -130,11 +134,13 @@ __all__ = [
     "Loader",
     "Max",
     "Min",
+    "PowerSGD",
     "ProcessSet",
     "Product",
     "ReduceOp",
     "Sum",
     "SyncBatchNorm",
+    "TopK",
     "Tracker",
     "add_process_set",
     "allgather",

@@ -93,6 +93,7 @@ class Running:
             for work in self._works:
                 work.wait()
                 self._context.pending.discard(work)
+            self._works = []  # they would keep the engine alive after shutdown()
             with torch.no_grad():
                 self._result = self._rest()
             self._rest = None
