@@ -39,14 +39,14 @@ class SyncBatchNorm(_BatchNorm):
         CollectiveError: an input of another shape, or one value per channel in all batches together.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - the order of torch's batch norms
         self,
         num_features: int,
         eps: float = 1e-5,
         momentum: float | None = 0.1,
-        *,
         affine: bool = True,
         track_running_stats: bool = True,
+        *,
         process_set: ProcessSet = global_process_set,
         device: Any = None,
         dtype: Any = None,
