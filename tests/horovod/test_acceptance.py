@@ -16,7 +16,17 @@ SOURCE = str(HERE.parents[1] / "src")
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("module", ["operations", "optimizers"])
 def test_acceptance(module: str, workers: int, tmp_path: Path) -> None:
-    pytest_flags = ["-q", "-x", "--noconftest", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tmp_path)]
+    pytest_flags = [
+        "-q",
+        "-x",
+        "--noconftest",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        os.devnull,
+        "--rootdir",
+        str(tmp_path),
+    ]
     ended = subprocess.run(
         [
             *(sys.executable, "-m", "hora", "run", "--horovod", "-np", str(workers)),

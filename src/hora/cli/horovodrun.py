@@ -101,7 +101,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--config-file", type=Path, metavar="FILE", help="YAML file with these flags")
     for flags, words in (
         (("--mpi", "--jsrun", "--tcp", "--disable-cache", "--mpi-threads-disable"), {"action": "store_true"}),
-        (("--no-mpi-threads-disable", "--log-with-timestamp", "--log-without-timestamp"), {"action": "store_true"}),
+        (
+            ("--no-mpi-threads-disable", "--log-with-timestamp", "--log-without-timestamp"),
+            {"action": "store_true"},
+        ),
         (("--prefix-output-with-timestamp",), {"action": "store_true"}),
         (
             ("--cycle-time-ms", "--cache-capacity", "--log-level", "--mpi-args", "--binding-args"),
@@ -132,7 +135,9 @@ def _run(arguments: argparse.Namespace) -> int:
             raise LaunchError(f"--{flag}: {reason}.", fix=f"Leave out --{flag} and write -np N.")
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
-        raise LaunchError("There is nothing to run.", fix="Write for example: horovodrun -np 2 python train.py")
+        raise LaunchError(
+            "There is nothing to run.", fix="Write for example: horovodrun -np 2 python train.py"
+        )
     workers = arguments.np if arguments.np is not None else _slots(arguments)
     if workers is None:
         raise LaunchError("The number of workers is missing.", fix="Write horovodrun -np 2 ...")
@@ -206,7 +211,8 @@ def _slots(arguments: argparse.Namespace) -> int | None:
         ) from None
     if arguments.np is not None and arguments.np > slots:
         raise LaunchError(
-            f"-np {arguments.np} workers do not fit in {slots} slots.", fix=f"Write -H localhost:{arguments.np}."
+            f"-np {arguments.np} workers do not fit in {slots} slots.",
+            fix=f"Write -H localhost:{arguments.np}.",
         )
     return slots
 
@@ -223,7 +229,9 @@ def _apply_config(arguments: argparse.Namespace, path: Path) -> None:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
-        raise LaunchError(f"The file {path} cannot be read: {error}.", fix="Check its path and form.") from error
+        raise LaunchError(
+            f"The file {path} cannot be read: {error}.", fix="Check its path and form."
+        ) from error
     known: dict[tuple[str, str], str] = {
         ("params", "fusion_threshold_mb"): "fusion_threshold_mb",
         ("params", "cycle_time_ms"): "cycle_time_ms",

@@ -134,7 +134,7 @@ def target(command: Sequence[str]) -> tuple[Target, list[str], str]:
     return ScriptTarget(str(EXEC)), [program, *command[1:]], Path(name).stem
 
 
-def run_function(
+def run_function(  # noqa: PLR0917 - as Horovod
     func: Any,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
@@ -161,12 +161,20 @@ def run_function(
     """
     from hora.launch.function import run
 
-    for name in ("hosts", "hostfile", "host_discovery_script", "min_num_proc", "max_num_proc", "min_np", "max_np"):
+    for name in (
+        "hosts",
+        "hostfile",
+        "host_discovery_script",
+        "min_num_proc",
+        "max_num_proc",
+        "min_np",
+        "max_np",
+    ):
         value = others.get(name)
         if value is not None and not (name == "hosts" and only_this_host(str(value))):
             raise LaunchError(
-                f"horovod.run({name}={value!r}) needs other hosts or the elastic engine; Hora starts workers on "
-                "this host.",
+                f"horovod.run({name}={value!r}) needs other hosts or the elastic engine; Hora starts "
+                "workers on this host.",
                 fix=f"Leave out {name}.",
             )
     base = {**os.environ, **(env or {})}

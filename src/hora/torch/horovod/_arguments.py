@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +28,9 @@ def check_arguments(
         return
     if isinstance(groups, int) and not isinstance(groups, bool):
         if groups < 0:
-            raise ValueError(f"groups={groups} should be a non-negative number, or a list of lists of parameters.")
+            raise ValueError(
+                f"groups={groups} should be a non-negative number, or a list of lists of parameters."
+            )
     elif not isinstance(groups, list | tuple) or not all(
         isinstance(group, list | tuple) and all(isinstance(member, torch.Tensor) for member in group)
         for group in groups
@@ -51,20 +54,21 @@ def named(optimizer: Any, named_parameters: Any) -> list[tuple[str, torch.Tensor
     pairs = list(named_parameters)
     if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
         raise ValueError(
-            "named_parameters should be a sequence of tuples (name, parameter), as model.named_parameters() gives."
+            "named_parameters should be a sequence of tuples (name, parameter), as of "
+            "model.named_parameters()."
         )
     doubled = [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]
     if doubled:
         raise ValueError(
-            f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(map(str, doubled))}."
+            "Parameter names in named_parameters must be unique. "
+            f"Found duplicates: {', '.join(map(str, doubled))}."
         )
     names = {parameter: str(name) for name, parameter in pairs}
     missing = sum(parameter not in names for parameter in own)
     if missing:
         raise ValueError(
             "named_parameters was specified, but one or more model parameters were not named "
-            f"({missing} of {len(own)}). Python object ids differ after model.to(...) of some modules: give the "
-            "names after it."
+            f"({missing} of {len(own)}). Give the names of all parameters of the optimizer."
         )
     return [(names[parameter], parameter) for parameter in own]
 
@@ -82,7 +86,7 @@ def split_groups(groups: Any, parameters: Sequence[torch.Tensor]) -> list[list[t
             return []
         share, extra = divmod(len(wanted), count)
         ends = [share * number + min(number, extra) for number in range(count + 1)]
-        return [wanted[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+        return [wanted[start:end] for start, end in itertools.pairwise(ends)]
     times = Counter(id(parameter) for group in groups for parameter in group)
     if any(count > 1 for count in times.values()):
         raise ValueError("A parameter can only appear once in groups.")

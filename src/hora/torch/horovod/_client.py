@@ -30,6 +30,8 @@ from hora.torch.horovod._timeline import Trace
 
 __all__ = ["Client", "Pending", "connect"]
 
+READY: Key = (0, "init")
+
 LEAVE_SECONDS = 2.0
 """How long shutdown waits for an executor that may be stuck in the engine, because a rank is gone."""
 
@@ -59,6 +61,9 @@ class Pending:
         if self._error is not None:
             raise self._error
         return self._result
+
+    def wait_until(self, seconds: float) -> bool:
+        return self._event.wait(seconds)
 
     def succeed(self, result: Any) -> None:
         if not self._event.is_set():
@@ -109,6 +114,8 @@ class Client:
         self._waiting: dict[Key, Pending] = {}
         self._counters: defaultdict[tuple[int, str], itertools.count[int]] = defaultdict(itertools.count)
         self._broken: str | None = None
+        self._ready = Pending(READY)
+        self._waiting[READY] = self._ready
         self._cuda = context.device.type == "cuda"
         self._executor = threading.Thread(target=self._execute_all, name="hora-executor", daemon=True)
         self._watch = threading.Thread(target=self._watch_alarm, name="hora-alarm", daemon=True)
@@ -132,10 +139,20 @@ class Client:
             name = f"noname.{next(self._counters[set_id, kind])}"
         pending = Pending((set_id, f"{kind}.{name}"), request)
         if self._cuda and any(tensor.is_cuda for tensor in request.tensors):
-            pending.ready = torch.cuda.Event()
+            pending.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             pending.ready.record()
         self._ask(pending, describe(request))
         return pending
+
+    def wait_for_all(self, seconds: float) -> None:
+        """Wait until all ranks are connected.
+
+        Raises:
+            HorovodInternalError: they are not, after so many seconds.
+        """
+        if not self._ready.wait_until(seconds):
+            raise HorovodInternalError(f"Not all ranks came to hvd.init() within {seconds:g} s.")
+        self._ready.wait()
 
     def join(self) -> int:
         """Take part with zeros until all ranks have joined; the last to join."""
@@ -189,7 +206,7 @@ class Client:
     def _enter(self, pending: Pending) -> None:
         with self._lock:
             if self._broken is not None:
-                raise HorovodInternalError(self._broken)
+                raise _gone(self._broken)
             if pending.key in self._waiting:
                 raise ValueError(
                     f"Duplicate name: {pending.key[1]} is under way on this rank. Wait for it with "
@@ -204,7 +221,7 @@ class Client:
                 self._control.sendall(data)
         except OSError as error:
             self._break("Rank 0 is gone, and the coordinator with it.")
-            raise HorovodInternalError(self._broken) from error
+            raise _gone(str(self._broken)) from error
 
     # --- running --------------------------------------------------------------------------------
 
@@ -231,8 +248,10 @@ class Client:
         match message:
             case ["run", items]:
                 self._run(items)
-            case ["fail", set_id, name, text]:
-                self._take((set_id, name)).fail(HorovodInternalError(text))
+            case ["fail", set_id, name, text, echo]:
+                self._take((set_id, name)).fail(_gone(text) if echo else HorovodInternalError(text))
+            case ["ready"]:
+                self._take(READY).succeed(None)
             case ["joined", last]:
                 # The ranks counted different numbers of operations without a name; nothing is under way.
                 self._counters.clear()
@@ -292,7 +311,7 @@ class Client:
         """What this rank asked for; zeros where it has joined."""
         pending = self._waiting.get(key)
         if pending is not None or ask is None:
-                return pending or Pending(key)
+            return pending or Pending(key)
         return Pending(key, zeros(key, Ask.from_wire(ask), self._context))
 
     def _take(self, key: Key) -> Pending:
@@ -305,10 +324,16 @@ class Client:
                 self._broken = text
             waiting, self._waiting = list(self._waiting.values()), {}
         for pending in waiting:
-            pending.fail(HorovodInternalError(text))
+            pending.fail(_gone(text))
 
 
-def connect(host: str, port: int, token: str, rank: int) -> tuple[socket.socket, socket.socket]:
+def _gone(text: str) -> HorovodInternalError:
+    error = HorovodInternalError(text)
+    error.echo = True
+    return error
+
+
+def connect(host: str, port: int, token: str, *, rank: int) -> tuple[socket.socket, socket.socket]:
     """The control and alarm connections of a rank other than 0."""
     ends = []
     for alarm in (False, True):

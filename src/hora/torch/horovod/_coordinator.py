@@ -45,7 +45,7 @@ class _Peer:
 
 
 class Coordinator:
-    """Runs until rank 0 has left.
+    """Runs until all ranks have left, which may be long after rank 0 has shut down.
 
     Attributes:
         port: where the other ranks connect.
@@ -68,6 +68,9 @@ class Coordinator:
         self._server.setblocking(False)
         self.port: int = self._server.getsockname()[1]
         self._selector.register(self._server, selectors.EVENT_READ, None)
+        self._stopping = False
+        self._bell, self._listening = socket.socketpair()
+        self._selector.register(self._listening, selectors.EVENT_READ, None)
         self._thread = threading.Thread(target=self._run, name="hora-coordinator", daemon=True)
 
     def attach(self) -> tuple[socket.socket, socket.socket]:
@@ -82,13 +85,23 @@ class Coordinator:
     def start(self) -> None:
         self._thread.start()
 
-    def join(self) -> None:
-        """Wait until the thread has ended, which it does when rank 0 has left."""
+    def stop(self) -> None:
+        """Rank 0 fails, and the coordinator with it: tell the others and end."""
+        with contextlib.suppress(OSError):
+            self._bell.send(b"!")
         self._thread.join()
+
+    def join(self) -> None:
+        """Wait until the thread has ended, which it does when all ranks have left."""
+        self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
 
     def _run(self) -> None:
         try:
-            while not self._control[0].left:
+            while not self._stopping and not self._all_left():
                 self._turn()
         finally:
             for peer in (*self._control.values(), *self._alarm.values()):
@@ -97,12 +110,19 @@ class Coordinator:
                     peer.socket.settimeout(1.0)
                     peer.socket.sendall(peer.unsent)
                 peer.socket.close()
-            self._server.close()
+            for end in (self._server, self._bell, self._listening):
+                end.close()
             self._selector.close()
+
+    def _all_left(self) -> bool:
+        return len(self._control) == self._size and all(peer.left for peer in self._control.values())
 
     def _turn(self) -> None:
         for selected, events in self._selector.select(self._patience()):
             peer: _Peer | None = selected.data
+            if selected.fileobj is self._listening:
+                self._end()
+                return
             if peer is None:
                 self._accept()
                 continue
@@ -132,6 +152,10 @@ class Coordinator:
         with contextlib.suppress(KeyError):
             self._selector.unregister(peer.socket)
         self._selector.register(peer.socket, selectors.EVENT_READ, peer)
+        if len(self._control) == len(self._alarm) == self._size:
+            # Nobody leaves init before all can be reached.
+            for member in self._control.values():
+                member.news.append(["ready"])
 
     def _read(self, peer: _Peer) -> None:
         try:
@@ -205,31 +229,27 @@ class Coordinator:
                 self._answer(self._table.join(peer.rank))
             case ["bye"]:
                 peer.left = True
+                self._busy = self._busy and peer.rank != 0
                 text = (
                     f"Horovod has been shut down: rank {peer.rank} called hvd.shutdown() or ended, "
                     "while this rank still asked for a collective with it."
                 )
                 self._answer(self._table.leave(peer.rank, text))
-                if peer.rank == 0:
-                    for other in self._control.values():
-                        other.news.append(["end", text])
-                    self._flush_news()
             case _:
                 raise ValueError(f"unknown message {message!r}")
 
-    def _flush_news(self) -> None:
-        self._busy = False
-        self._release()
+    def _end(self) -> None:
+        self._stopping = True
+        text = "Rank 0 is gone, and the coordinator with it."
         for peer in self._control.values():
-            if peer.news:
-                self._send(peer, peer.news)
-                peer.news = []
+            if not peer.left:
+                self._send(peer, [*peer.news, ["end", text]])
 
     def _answer(self, answers: Sequence[Answer]) -> None:
         for answer in answers:
             if isinstance(answer, Fail):
                 for rank in answer.ranks:
-                    self._control[rank].news.append(["fail", *answer.key, answer.text])
+                    self._control[rank].news.append(["fail", *answer.key, answer.text, answer.echo])
             elif isinstance(answer, Run) and 0 not in answer.members and self._independent(answer):
                 self._tell_run([answer])
             else:

@@ -10,7 +10,13 @@ __all__ = [
 
 
 class HorovodInternalError(RuntimeError):
-    """A collective cannot be completed: the ranks ask for different things, or a rank is gone."""
+    """A collective cannot be completed: the ranks ask for different things, or a rank is gone.
+
+    Attributes:
+        echo: whether the cause is that another rank has ended, which the launcher then reports first.
+    """
+
+    echo = False
 
 
 class HostsUpdatedInterrupt(RuntimeError):

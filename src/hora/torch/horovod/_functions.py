@@ -75,7 +75,9 @@ def broadcast_parameters(
     elif isinstance(params, Iterable) and not isinstance(params, str | torch.Tensor):
         named = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
     else:
-        raise ValueError(f"broadcast_parameters takes a state_dict or a list, not {type(params).__name__}.")
+        raise ValueError(  # noqa: TRY004 - as Horovod
+            f"broadcast_parameters takes a state_dict or a list, not {type(params).__name__}."
+        )
     handles = [
         broadcast_async_(tensor.detach(), root_rank, name, process_set)
         for name, tensor in named
@@ -152,7 +154,9 @@ def broadcast_object(
     size = int(synchronize(broadcast_async_(length, root_rank, _part(name, "length"), process_set)))
     if size == 0:
         raise _refusal(root_rank)
-    wire = torch.frombuffer(bytearray(data), dtype=torch.uint8) if mine else torch.empty(size, dtype=torch.uint8)
+    wire = (
+        torch.frombuffer(bytearray(data), dtype=torch.uint8) if mine else torch.empty(size, dtype=torch.uint8)
+    )
     synchronize(broadcast_async_(wire, root_rank, _part(name, "bytes"), process_set))
     return obj if mine else pickle.loads(wire.numpy().tobytes())
 
@@ -184,7 +188,7 @@ def allgather_object(
     lengths = request.rows[0]
     if 0 in lengths:
         raise _refusal(process_set.members[lengths.index(0)])
-    return [pickle.loads(part.numpy().tobytes()) for part in gathered.split(lengths)]
+    return [pickle.loads(part.numpy().tobytes()) for part in torch.split(gathered, lengths)]
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
@@ -200,8 +204,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     current = session("add_process_set")
     if not current.dynamic:
         raise ValueError(
-            'Process sets can be added after init only if they are dynamic: write hvd.init(process_sets="dynamic") '
-            "or set HOROVOD_DYNAMIC_PROCESS_SETS=1."
+            "Process sets can be added after init only if they are dynamic: write "
+            'hvd.init(process_sets="dynamic") or set HOROVOD_DYNAMIC_PROCESS_SETS=1.'
         )
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     _process_sets.check(added, current.context)
@@ -220,7 +224,9 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     """
     current = session("remove_process_set")
     if not current.dynamic:
-        raise ValueError('Process sets can be removed only if they are dynamic: hvd.init(process_sets="dynamic").')
+        raise ValueError(
+            'Process sets can be removed only if they are dynamic: hvd.init(process_sets="dynamic").'
+        )
     if process_set is global_process_set or process_set.process_set_id is None:
         return False
     if current.context.process_sets.get(process_set.process_set_id) is None:
@@ -261,7 +267,7 @@ def _pickled(obj: Any) -> bytes:
     try:
         import cloudpickle as pickler
     except ImportError:
-        pickler = pickle  # type: ignore[assignment]
+        pickler = pickle
     try:
         data: bytes = pickler.dumps(obj)
     except Exception as error:  # noqa: BLE001 - whatever the object's own methods raise

@@ -73,11 +73,16 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Fail:
-    """The operation cannot be run; ``ranks`` are those who asked for it."""
+    """The operation cannot be run; ``ranks`` are those who asked for it.
+
+    Attributes:
+        echo: whether the cause is that another rank has ended.
+    """
 
     key: Key
     ranks: tuple[int, ...]
     text: str
+    echo: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +140,7 @@ class Table:
         if self._left:
             text = next(iter(self._left.values()))
             self._joined.remove(rank)
-            return [*answers, Fail(key=(0, "join"), ranks=(rank,), text=text)]
+            return [*answers, Fail(key=(0, "join"), ranks=(rank,), text=text, echo=True)]
         if len(self._joined) == self._size:
             answers.append(Joined(last=self._joined[-1]))
             self._joined.clear()
@@ -146,7 +151,7 @@ class Table:
         self._left[rank] = text
         answers = self._settle_all()
         if self._joined:
-            answers.append(Fail(key=(0, "join"), ranks=tuple(self._joined), text=text))
+            answers.append(Fail(key=(0, "join"), ranks=tuple(self._joined), text=text, echo=True))
             self._joined.clear()
         return answers
 
@@ -195,7 +200,7 @@ class Table:
         gone = [rank for rank in members if rank in self._left]
         if gone:
             del self._waiting[key]
-            return [Fail(key=key, ranks=asked, text=self._left[gone[0]])]
+            return [Fail(key=key, ranks=asked, text=self._left[gone[0]], echo=True)]
         if self._missing(key, entry):
             kinds = {ask.kind for ask in entry.asks.values()}
             stopped = [rank for rank in members if rank in self._joined and rank not in entry.asks]

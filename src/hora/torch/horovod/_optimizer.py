@@ -37,7 +37,7 @@ Finish = Callable[[Any], None]
 """Brings the result of a reduction into the gradient."""
 
 
-def DistributedOptimizer(  # noqa: N802 - Horovod's name
+def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's
     optimizer: Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
     compression: type[Compressor] | Compressor = Compression.none,
@@ -150,7 +150,8 @@ class _Shared:
         """Watch a parameter's gradient, unless it is frozen; it may thaw later."""
         if self.active and self.op is not ReduceOp.Adasum and parameter.requires_grad:
             self.hooked.add(parameter)
-            parameter.register_post_accumulate_grad_hook(functools.partial(_on_gradient, weakref.ref(self)))
+            hook = functools.partial(_on_gradient, weakref.ref(self))
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def base_step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
         return self.base.step(optimizer) if closure is None else self.base.step(optimizer, closure)
@@ -165,8 +166,8 @@ class _Shared:
     def on_gradient(self, parameter: torch.Tensor) -> None:
         if self.delays[parameter] <= 0:
             raise AssertionError(
-                f"Gradients were computed more than backward_passes_per_step={self.passes} times before step() "
-                "or synchronize(). Set backward_passes_per_step to the number of backward passes per step."
+                f"Gradients were computed more than backward_passes_per_step={self.passes} times before "
+                "step() or synchronize(). Set it to the number of passes per step."
             )
         self.delays[parameter] -= 1
         if self.delays[parameter] > 0:
@@ -265,6 +266,14 @@ class _Shared:
             self.delays = dict.fromkeys(self.delays, self.passes)
         self.synchronized = True
 
+    @contextlib.contextmanager
+    def skipping(self) -> Iterator[None]:
+        self.should_synchronize = False
+        try:
+            yield
+        finally:
+            self.should_synchronize = True
+
     def mean(self, loss: Any) -> Any:
         """A closure's loss over all ranks, so that all of them take the same line search."""
         if not isinstance(loss, torch.Tensor):
@@ -280,17 +289,13 @@ class _GradientOptimizer:
 
     def synchronize(self) -> None:
         """Wait until all gradients are reduced. Then clip or unscale them, and ``step()`` inside
-        ``skip_synchronize()``."""
+        ``skip_synchronize()``.
+        """
         self._hora.finish_all()
 
-    @contextlib.contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
+    def skip_synchronize(self) -> contextlib.AbstractContextManager[None]:
         """Inside, ``step()`` uses the gradients as they are: after ``synchronize()``."""
-        self._hora.should_synchronize = False
-        try:
-            yield
-        finally:
-            self._hora.should_synchronize = True
+        return self._hora.skipping()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Sum so many backward passes from now on."""
@@ -368,7 +373,9 @@ class _AdasumOptimizer(_GradientOptimizer):
         Raises:
             AssertionError: always.
         """
-        raise AssertionError("skip_synchronize() has no meaning with op=Adasum: step() reduces changes of weights.")
+        raise AssertionError(
+            "skip_synchronize() has no meaning with op=Adasum: step() reduces changes of weights."
+        )
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters by the combined changes of all ranks."""

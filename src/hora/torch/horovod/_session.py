@@ -54,11 +54,13 @@ class Session:
 
 
 _session: Session | None = None
+_coordinators: list[Coordinator] = []
+"""Those of sessions that have ended here, and go on for ranks that have not."""
+_pid = -1
+"""The process that called ``init``; a forked child has another."""
 
 
-def init(
-    comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] | str | None = None
-) -> None:
+def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
     """Join the job. A second call does nothing, until :func:`shutdown`.
 
     Args:
@@ -70,9 +72,10 @@ def init(
         ValueError: another ``comm``, or process sets that cannot be made.
         WorldError: the ranks do not find each other (see ``hora.torch.init``).
     """
-    global _session
+    global _session, _pid
     if _session is not None and _session.context.pid == os.getpid():
         return
+    _pid = os.getpid()
     found = options()
     dynamic = found.dynamic_sets or process_sets == "dynamic"
     if isinstance(process_sets, str) and process_sets != "dynamic":
@@ -165,7 +168,8 @@ def _negotiate(context: Context, found: Options, *, dynamic: bool, owns_job: boo
         store.set("horovod/coordinator", json.dumps([host, coordinator.port, coordinator.token]))
         coordinator.start()
     else:
-        control, alarm = connect(*json.loads(store.get("horovod/coordinator")), context.world.rank)
+        host, port, token = json.loads(store.get("horovod/coordinator"))
+        control, alarm = connect(host, port, token, rank=context.world.rank)
 
     def change_set(process_set: ProcessSet, ranks: Sequence[int]) -> None:
         if ranks:
@@ -175,7 +179,7 @@ def _negotiate(context: Context, found: Options, *, dynamic: bool, owns_job: boo
 
     client = Client(context, control, alarm, trace=trace, change_set=change_set)
     _request.use(client)
-    return Session(
+    made = Session(
         context=context,
         client=client,
         coordinator=coordinator,
@@ -185,6 +189,12 @@ def _negotiate(context: Context, found: Options, *, dynamic: bool, owns_job: boo
         optimizer_names={},
         owns_job=owns_job,
     )
+    try:
+        client.wait_for_all(context.settings.timeout)
+    except BaseException:
+        _end(made, abrupt=True)
+        raise
+    return made
 
 
 def _own_address(context: Context) -> str:
@@ -199,10 +209,11 @@ def _own_address(context: Context) -> str:
 
 
 def _end(ended: Session, *, abrupt: bool) -> None:
+    _coordinators[:] = [coordinator for coordinator in _coordinators if coordinator.alive]
     _request.use(None)
     free = ended.client.close(abrupt=abrupt)
     if ended.coordinator is not None:
-        ended.coordinator.join()
+        _coordinators.append(ended.coordinator)
     ended.trace.stop()
     if not free:
         # The executor is stuck in the engine, since a rank is gone. Closing the group would wait for it.
@@ -214,6 +225,12 @@ def _end(ended: Session, *, abrupt: bool) -> None:
 def _at_exit() -> None:
     """Runs before ``hora.torch``'s own, which closes the group."""
     global _session
+    if _pid != os.getpid():
+        return
+    failed = getattr(sys, "last_value", None) is not None
     ended, _session = _session, None
-    if ended is not None and ended.context.pid == os.getpid():
-        _end(ended, abrupt=getattr(sys, "last_value", None) is not None)
+    if ended is not None:
+        _end(ended, abrupt=failed)
+    # The others may have things to do without this rank; what they ask of it fails at once.
+    for coordinator in _coordinators:
+        coordinator.stop() if failed else coordinator.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,4 +65,4 @@ def split_list(items: Sequence[Any], num_parts: int) -> list[list[Any]]:
     """Split a list into parts whose lengths differ by one at most, longer ones first."""
     share, extra = divmod(len(items), num_parts)
     ends = [share * part + min(part, extra) for part in range(num_parts + 1)]
-    return [list(items[start:end]) for start, end in zip(ends, ends[1:], strict=False)]
+    return [list(items[start:end]) for start, end in itertools.pairwise(ends)]
