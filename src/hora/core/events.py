@@ -85,11 +85,11 @@ class Timeline:
         """Write the buffered events."""
         if self._path is None or not self._buffer:
             return
+        events, self._buffer = self._buffer, []  # another thread may be adding
         lines = [
             json.dumps({"name": name, "lane": lane, "start": start, "stop": stop, "args": details or {}})
-            for name, lane, start, stop, details in self._buffer
+            for name, lane, start, stop, details in events
         ]
-        self._buffer.clear()
         with disk_errors(self._path), self._path.open("a") as file:
             file.write("\n".join(lines) + "\n")
 

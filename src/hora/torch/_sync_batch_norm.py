@@ -39,7 +39,7 @@ class SyncBatchNorm(_BatchNorm):
         CollectiveError: an input of another shape, or one value per channel in all batches together.
     """
 
-    def __init__(  # noqa: PLR0917 - the order of torch's batch norms
+    def __init__(
         self,
         num_features: int,
         eps: float = 1e-5,
