@@ -160,4 +160,7 @@ def test_a_dispatcher_as_horovod_gets_its_factors() -> None:
         int(-3 * (size + 1) / 2),  # truncated
         int(3 * (size + 1) / 2),
     ]
+    for dtype in (torch.int8, torch.uint8):  # the sum is wider than the average
+        assert hora.allreduce(torch.tensor([120], dtype=dtype)).tolist() == [120]
+        assert hora.reducescatter(torch.full((size,), 120, dtype=dtype)).tolist() == [120]
     _request.use(None)

@@ -290,7 +290,9 @@ def _start_reducescatter(request: Request, context: Context) -> Started:
         results = []
         for index, parts in enumerate(split):
             pieces = [line[index].clone().view(parts[me].dtype).view(parts[me].shape) for line in lines]
-            scaled = [_scaled(piece.to(REDUCED_IN[piece.dtype]), request.prescale) for piece in pieces]
+            scaled = [
+                _scaled(piece.to(_reduced_in(piece.dtype, request.op)), request.prescale) for piece in pieces
+            ]
             total = functools.reduce(_FOLD[request.op], scaled)
             results.append(_finish(total, request, size))
         return _results(request, results)
@@ -326,7 +328,7 @@ def share_of_rows(rows: int, size: int) -> list[int]:
 def _wire(tensor: torch.Tensor, request: Request, index: int) -> torch.Tensor:
     """A contiguous tensor of the dtype in which the reduction runs, that may be overwritten."""
     half = tensor.dtype in (torch.float16, torch.bfloat16)
-    dtype = tensor.dtype if half and request.narrow else REDUCED_IN[tensor.dtype]
+    dtype = tensor.dtype if half and request.narrow else _reduced_in(tensor.dtype, request.op)
     scaled = _scaled(tensor.detach(), request.prescale, dtype=dtype)
     if request.outputs is not None and dtype is tensor.dtype and request.outputs[index].is_contiguous():
         output = request.outputs[index].detach()
@@ -334,6 +336,12 @@ def _wire(tensor: torch.Tensor, request: Request, index: int) -> torch.Tensor:
     if scaled.data_ptr() != tensor.data_ptr() and scaled.is_contiguous():
         return scaled
     return scaled.to(dtype, memory_format=torch.contiguous_format, copy=True)
+
+
+def _reduced_in(dtype: torch.dtype, op: ReduceOp) -> torch.dtype:
+    if op is ReduceOp.Average and not dtype.is_floating_point and dtype.itemsize < 4:
+        return torch.int32  # the sum before the division would wrap
+    return REDUCED_IN[dtype]
 
 
 def _scaled(tensor: torch.Tensor, factor: float, *, dtype: torch.dtype | None = None) -> torch.Tensor:
