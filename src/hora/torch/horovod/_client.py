@@ -361,8 +361,8 @@ def describe(request: Request) -> Ask:
     return Ask(
         kind=kind.value,
         op=request.op.value if reduces else "",
-        prescale=request.prescale if reduces else 1.0,
-        postscale=request.postscale if reduces else 1.0,
+        prescale=float(request.prescale) if reduces else 1.0,
+        postscale=float(request.postscale) if reduces else 1.0,
         root=request.root if kind is Kind.BROADCAST else 0,
         device="GPU" if any(tensor.is_cuda for tensor in tensors) else "CPU",
         tensors=tuple((str(tensor.dtype)[len("torch.") :], tuple(tensor.shape)) for tensor in tensors),

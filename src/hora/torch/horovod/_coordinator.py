@@ -62,7 +62,6 @@ class Coordinator:
         self._selector = selectors.DefaultSelector()
         self._control: dict[int, _Peer] = {}
         self._alarm: dict[int, _Peer] = {}
-        self._doomed = False
         self.token = secrets.token_hex(16)
         self._server = socket.create_server((address, 0), backlog=max(128, 2 * size))
         self._server.setblocking(False)
@@ -292,7 +291,7 @@ class Coordinator:
         if self._options.stall_check:
             deadlines.append(self._table.next_deadline(self._options.stall_warning))
             oldest = self._table.oldest()
-            if self._options.stall_shutdown > 0 and oldest is not None and not self._doomed:
+            if self._options.stall_shutdown > 0 and oldest is not None:
                 deadlines.append(oldest + self._options.stall_shutdown)
         found = [deadline for deadline in deadlines if deadline is not None]
         return max(0.0, min(found) - time.monotonic()) if found else None
@@ -314,7 +313,7 @@ class Coordinator:
         if limit > 0 and oldest is not None and time.monotonic() >= oldest + limit:
             text = f"An operation stalled for more than {limit:g} s (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)."
             _say(f"hora: stall: {text}")
-            self._answer(self._table.abandon(text))
+            self._answer(self._table.abandon(limit, text))
 
 
 def fuse(answers: Sequence[Answer], *, limit: int) -> list[list[Run] | Answer]:

@@ -173,13 +173,13 @@ class Table:
         """When the operation that has waited longest was asked for."""
         return min((entry.asked for entry in self._waiting.values()), default=None)
 
-    def abandon(self, text: str) -> list[Answer]:
-        """Give up on all that waits."""
-        answers: list[Answer] = [
-            Fail(key=key, ranks=tuple(entry.asks), text=text) for key, entry in self._waiting.items()
-        ]
-        self._waiting.clear()
-        return answers
+    def abandon(self, seconds: float, text: str) -> list[Answer]:
+        """Give up on what has waited for so long."""
+        limit = self._clock() - seconds
+        late = [(key, entry) for key, entry in self._waiting.items() if entry.asked <= limit]
+        for key, _ in late:
+            del self._waiting[key]
+        return [Fail(key=key, ranks=tuple(entry.asks), text=text) for key, entry in late]
 
     def _fresh(self) -> Iterable[_Entry]:
         return (entry for entry in self._waiting.values() if not entry.warned)

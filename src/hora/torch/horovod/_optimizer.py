@@ -150,6 +150,8 @@ class _Shared:
         """Watch a parameter's gradient, unless it is frozen; it may thaw later."""
         if self.active and self.op is not ReduceOp.Adasum and parameter.requires_grad:
             self.hooked.add(parameter)
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)  # as Horovod leaves it
             hook = functools.partial(_on_gradient, weakref.ref(self))
             parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
