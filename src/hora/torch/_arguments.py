@@ -11,7 +11,7 @@ import torch
 from hora.core.errors import CollectiveError
 from hora.torch._adasum import check_adasum
 from hora.torch._context import Context
-from hora.torch._execute import REDUCED_IN
+from hora.torch._dtypes import REDUCED_IN
 from hora.torch._process_sets import ProcessSet
 from hora.torch._request import ReduceOp, dispatcher
 

@@ -19,25 +19,11 @@ import torch.distributed as dist
 
 from hora.torch._adasum import adasum
 from hora.torch._context import Context, required
+from hora.torch._dtypes import reduced_in, scaled_by
 from hora.torch._request import Kind, ReduceOp, Request
 from hora.torch._wire import agree_on_rows, as_bytes, gather_flat, join_bytes, row_bytes, start_gather
 
-__all__ = ["REDUCED_IN", "Running", "execute", "native", "start"]
-
-# dtype -> dtype in which it is reduced. Half precision is reduced in float32 and rounded once; the
-# engines have no int16; bool follows as 0 and 1.
-REDUCED_IN = {
-    torch.bool: torch.uint8,
-    torch.uint8: torch.uint8,
-    torch.int8: torch.int8,
-    torch.int16: torch.int32,
-    torch.int32: torch.int32,
-    torch.int64: torch.int64,
-    torch.float16: torch.float32,
-    torch.bfloat16: torch.float32,
-    torch.float32: torch.float32,
-    torch.float64: torch.float64,
-}
+__all__ = ["Running", "execute", "native", "share_of_rows", "start"]
 
 _ENGINE_OP = {
     ReduceOp.Average: dist.ReduceOp.SUM,  # divided afterwards: Gloo has no average
@@ -291,7 +277,7 @@ def _start_reducescatter(request: Request, context: Context) -> Started:
         for index, parts in enumerate(split):
             pieces = [line[index].clone().view(parts[me].dtype).view(parts[me].shape) for line in lines]
             scaled = [
-                _scaled(piece.to(_reduced_in(piece.dtype, request.op)), request.prescale) for piece in pieces
+                scaled_by(piece.to(reduced_in(piece.dtype, request.op)), request.prescale) for piece in pieces
             ]
             total = functools.reduce(_FOLD[request.op], scaled)
             results.append(_finish(total, request, size))
@@ -328,31 +314,14 @@ def share_of_rows(rows: int, size: int) -> list[int]:
 def _wire(tensor: torch.Tensor, request: Request, index: int) -> torch.Tensor:
     """A contiguous tensor of the dtype in which the reduction runs, that may be overwritten."""
     half = tensor.dtype in (torch.float16, torch.bfloat16)
-    dtype = tensor.dtype if half and request.narrow else _reduced_in(tensor.dtype, request.op)
-    scaled = _scaled(tensor.detach(), request.prescale, dtype=dtype)
+    dtype = tensor.dtype if half and request.narrow else reduced_in(tensor.dtype, request.op)
+    scaled = scaled_by(tensor.detach(), request.prescale, dtype=dtype)
     if request.outputs is not None and dtype is tensor.dtype and request.outputs[index].is_contiguous():
         output = request.outputs[index].detach()
         return output if scaled.data_ptr() == output.data_ptr() else output.copy_(scaled)
     if scaled.data_ptr() != tensor.data_ptr() and scaled.is_contiguous():
         return scaled
     return scaled.to(dtype, memory_format=torch.contiguous_format, copy=True)
-
-
-def _reduced_in(dtype: torch.dtype, op: ReduceOp) -> torch.dtype:
-    if op is ReduceOp.Average and not dtype.is_floating_point and dtype.itemsize < 4:
-        return torch.int32  # the sum before the division would wrap
-    return REDUCED_IN[dtype]
-
-
-def _scaled(tensor: torch.Tensor, factor: float, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """``tensor * factor``: integers by way of float64, towards zero; half precision in float32."""
-    dtype = dtype or tensor.dtype
-    if factor == 1.0:
-        return tensor
-    if not dtype.is_floating_point:
-        return (tensor.double() * factor).to(dtype)
-    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-    return (tensor.to(wide) * factor).to(dtype)
 
 
 def _finish(wire: torch.Tensor, request: Request, size: int) -> torch.Tensor:
@@ -362,7 +331,7 @@ def _finish(wire: torch.Tensor, request: Request, size: int) -> torch.Tensor:
             wire /= size
         else:
             wire = wire.div(size, rounding_mode="trunc")
-    return _scaled(wire, request.postscale)
+    return scaled_by(wire, request.postscale)
 
 
 def _splits(request: Request, size: int) -> list[int]:
