@@ -142,6 +142,24 @@ def _fuses() -> bool:
     return right
 
 
+def _alone() -> tuple[float, int, list[int]]:
+    for _ in range(2):
+        hvd.init()
+        model = torch.nn.Linear(1, 1)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        hvd.broadcast_parameters(model.state_dict())
+        hvd.broadcast_optimizer_state(optimizer)
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+        found = hvd.allreduce(torch.ones(1)).item(), hvd.join(), hvd.allgather_object(3)
+        hvd.shutdown()
+    return found
+
+
+def test_one_worker_needs_no_other() -> None:
+    assert run_ranks(1, _alone) == [(1.0, 0, [3])]
+
+
 @pytest.mark.parametrize("threshold", ["0", "4000", "128000000"])
 def test_batches_give_the_same_results(monkeypatch: pytest.MonkeyPatch, threshold: str) -> None:
     monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", threshold)

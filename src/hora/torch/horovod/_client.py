@@ -24,11 +24,15 @@ from hora.torch._context import Context
 from hora.torch._execute import execute
 from hora.torch._process_sets import ProcessSet
 from hora.torch._request import Kind, ReduceOp, Request
+from hora.torch.horovod._coordinator import Coordinator
 from hora.torch.horovod._errors import HorovodInternalError
 from hora.torch.horovod._match import Ask, Key
 from hora.torch.horovod._timeline import Trace
 
 __all__ = ["Client", "Pending", "connect"]
+
+PATIENCE = 0.05
+"""Seconds after which rank 0 lets the coordinator watch for a stall of what it waits for."""
 
 READY: Key = (0, "init")
 
@@ -39,7 +43,17 @@ LEAVE_SECONDS = 2.0
 class Pending:
     """An operation under way."""
 
-    __slots__ = ("_error", "_event", "_result", "key", "process_set", "ready", "request", "rows")
+    __slots__ = (
+        "_error",
+        "_event",
+        "_result",
+        "coordinator",
+        "key",
+        "process_set",
+        "ready",
+        "request",
+        "rows",
+    )
 
     def __init__(
         self, key: Key, request: Request | None = None, *, process_set: ProcessSet | None = None
@@ -47,6 +61,7 @@ class Pending:
         self.key = key
         self.request = request
         self.process_set = process_set
+        self.coordinator: Coordinator | None = None
         self.rows: list[list[int]] | None = None
         self.ready: Any = None
         self._event = threading.Event()
@@ -57,6 +72,8 @@ class Pending:
         return self._event.is_set()
 
     def wait(self) -> Any:
+        if self.coordinator is not None and not self._event.wait(PATIENCE):
+            self.coordinator.wake()  # it sleeps, and nobody else has told it to watch this operation
         self._event.wait()
         if self._error is not None:
             raise self._error
@@ -85,6 +102,7 @@ class Client:
         context: the job.
         control: connection on which this rank asks and is told.
         alarm: connection on which it hears that a rank is gone.
+        coordinator: the other side, on rank 0, which is then told directly.
         trace: the timeline; only rank 0's is ever started.
         change_set: adds (given the ranks) or removes (given none) a process set; called on the executor,
             in the same order on all ranks.
@@ -101,12 +119,14 @@ class Client:
         control: socket.socket,
         alarm: socket.socket,
         *,
+        coordinator: Coordinator | None,
         trace: Trace,
         change_set: Callable[[ProcessSet, Sequence[int]], None],
     ) -> None:
         self._context = context
         self._control = control
         self._alarm = alarm
+        self._coordinator = coordinator
         self._trace = trace
         self._change_set = change_set
         self._lock = threading.Lock()
@@ -138,6 +158,7 @@ class Client:
         if name is None:
             name = f"noname.{next(self._counters[set_id, kind])}"
         pending = Pending((set_id, f"{kind}.{name}"), request)
+        pending.coordinator = self._coordinator
         if self._cuda and any(tensor.is_cuda for tensor in request.tensors):
             pending.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             pending.ready.record()
@@ -215,6 +236,9 @@ class Client:
             self._waiting[pending.key] = pending
 
     def _tell(self, message: list[Any]) -> None:
+        if self._coordinator is not None:
+            self._coordinator.tell(message)
+            return
         data = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         try:
             with self._sending:
@@ -233,9 +257,8 @@ class Client:
                 messages = json.loads(line)
                 for message in messages:
                     self._obey(message)
-                if self._context.world.rank == 0 and any(message[0] == "run" for message in messages):
-                    with contextlib.suppress(HorovodInternalError):
-                        self._tell(["idle"])
+                if self._coordinator is not None and any(message[0] == "run" for message in messages):
+                    self._tell(["idle"])
         self._break("Rank 0 is gone, and the coordinator with it.")
 
     def _watch_alarm(self) -> None:

@@ -4,9 +4,10 @@ It sleeps until something arrives; there is no cycle. While rank 0's executor is
 become ready are kept, and released together when it is idle: the busier the engine, the larger the
 batches, and a lone operation never waits.
 
-Each rank holds two connections. On *control* it asks, and is told what to run. On *alarm* it is told only
-that a rank is gone, so that it hears of it even while its executor is stuck in the engine.
-Messages are lines of JSON; a connection starts with the job's token.
+Rank 0 itself asks by calling :meth:`Coordinator.tell`, which saves two changes of threads per operation;
+everything is under one lock. Every rank holds two connections. On *control* it is told what to run, and
+the other ranks ask. On *alarm* it is told only that a rank is gone, so that it hears of it even while its
+executor is stuck in the engine. Messages are lines of JSON; a connection starts with the job's token.
 """
 
 from __future__ import annotations
@@ -68,8 +69,10 @@ class Coordinator:
         self.port: int = self._server.getsockname()[1]
         self._selector.register(self._server, selectors.EVENT_READ, None)
         self._stopping = False
+        self._doomed = False
         self._bell, self._listening = socket.socketpair()
         self._selector.register(self._listening, selectors.EVENT_READ, None)
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="hora-coordinator", daemon=True)
 
     def attach(self) -> tuple[socket.socket, socket.socket]:
@@ -82,13 +85,33 @@ class Coordinator:
         return ends[0], ends[1]
 
     def start(self) -> None:
+        self._flush()  # rank 0 alone is everyone already
         self._thread.start()
+
+    def tell(self, message: list[Any]) -> None:
+        """Rank 0 says something."""
+        with self._lock:
+            self._hear(self._control[0], message)
+            self._release()
+            self._flush()
+            if message[0] == "bye":
+                self._ring()
+
+    def wake(self) -> None:
+        """Look at the clock: an operation of rank 0 may have been asked for since the last look."""
+        with self._lock:
+            self._ring()
 
     def stop(self) -> None:
         """Rank 0 fails, and the coordinator with it: tell the others and end."""
-        with contextlib.suppress(OSError):
-            self._bell.send(b"!")
+        with self._lock:
+            self._doomed = True
+            self._ring()
         self._thread.join()
+
+    def _ring(self) -> None:
+        with contextlib.suppress(OSError):  # it has ended
+            self._bell.send(b"!")
 
     def join(self) -> None:
         """Wait until the thread has ended, which it does when all ranks have left."""
@@ -117,11 +140,21 @@ class Coordinator:
         return len(self._control) == self._size and all(peer.left for peer in self._control.values())
 
     def _turn(self) -> None:
-        for selected, events in self._selector.select(self._patience()):
+        with self._lock:
+            patience = self._patience()
+        ready = self._selector.select(patience)
+        with self._lock:
+            self._serve(ready)
+
+    def _serve(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
+        for selected, events in ready:
             peer: _Peer | None = selected.data
             if selected.fileobj is self._listening:
-                self._end()
-                return
+                self._listening.recv(CHUNK)
+                if self._doomed:
+                    self._end()
+                    return
+                continue
             if peer is None:
                 self._accept()
                 continue
@@ -131,6 +164,9 @@ class Coordinator:
                 self._read(peer)
         self._look_for_stalls()
         self._release()
+        self._flush()
+
+    def _flush(self) -> None:
         for peer in list(self._control.values()):
             if peer.news:
                 self._send(peer, peer.news)

@@ -177,7 +177,7 @@ def _negotiate(context: Context, found: Options, *, dynamic: bool, owns_job: boo
         else:
             _process_sets.remove_process_set(process_set)
 
-    client = Client(context, control, alarm, trace=trace, change_set=change_set)
+    client = Client(context, control, alarm, coordinator=coordinator, trace=trace, change_set=change_set)
     _request.use(client)
     made = Session(
         context=context,
