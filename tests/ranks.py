@@ -2,7 +2,7 @@
 
     @ranks(2)                # or ranks(1, 2, 3, 4): the test is repeated with each number
     def test_sum():
-        assert hora.allreduce(torch.ones(()), hora.Sum) == hora.size()
+        assert hora.allreduce(torch.ones(()), op=hora.Sum) == hora.size()
 
 The body runs on every rank after ``hora.init()``. :func:`run_ranks` does the same inside a test and
 returns what the ranks return.

@@ -44,7 +44,7 @@ def test_allreduce_of_integers_is_exact() -> None:
         for shape in SHAPES:
             given = parts(shape, dtype, case=case)
             for op, fold in FOLD.items():
-                result = hora.allreduce(given[hora.rank()], op)
+                result = hora.allreduce(given[hora.rank()], op=op)
                 assert result.dtype == dtype
                 assert torch.equal(result, functools.reduce(fold, given)), (dtype, shape, op)
 
@@ -56,7 +56,9 @@ def test_allreduce_of_floats_is_within_one_rounding() -> None:
             given = parts(shape, dtype, case=case)
             exact = [tensor.double() for tensor in given]
             for op, fold in FOLD.items():
-                check_rounding(hora.allreduce(given[hora.rank()], op), functools.reduce(fold, exact), dtype)
+                check_rounding(
+                    hora.allreduce(given[hora.rank()], op=op), functools.reduce(fold, exact), dtype
+                )
             check_rounding(hora.allreduce(given[hora.rank()]), sum(exact) / len(exact), dtype)
 
 
@@ -76,9 +78,9 @@ def test_allreduce_of_bool_is_all_and_any() -> None:
     given = parts((64,), torch.bool, case=1)
     stacked = torch.stack(given)
     mine = given[hora.rank()]
-    assert torch.equal(hora.allreduce(mine, hora.Min), stacked.all(0))
-    assert torch.equal(hora.allreduce(mine, hora.Product), stacked.all(0))
-    assert torch.equal(hora.allreduce(mine, hora.Max), stacked.any(0))
+    assert torch.equal(hora.allreduce(mine, op=hora.Min), stacked.all(0))
+    assert torch.equal(hora.allreduce(mine, op=hora.Product), stacked.all(0))
+    assert torch.equal(hora.allreduce(mine, op=hora.Max), stacked.any(0))
 
 
 @ranks(2)
@@ -88,12 +90,12 @@ def test_inputs_keep_their_values_layout_and_history() -> None:
     assert not strided.is_contiguous()
     kept = strided.clone()
     expected = torch.arange(24, dtype=torch.float32).reshape(4, 6).t()[::2] * 3
-    assert torch.equal(hora.allreduce(strided, hora.Sum), expected)
+    assert torch.equal(hora.allreduce(strided, op=hora.Sum), expected)
     assert torch.equal(strided, kept)
     assert torch.equal(hora.broadcast(strided, 1), torch.arange(24.0).reshape(4, 6).t()[::2] * 2)
     leaf = torch.full((3,), float(hora.rank()), requires_grad=True)
     assert hora.allreduce(leaf * 2).tolist() == [1.0] * 3
-    assert not hora.allreduce(leaf * 2).requires_grad
+    assert hora.allreduce(leaf * 2).requires_grad
     assert hora.allgather(leaf * 2).tolist() == [0.0] * 3 + [2.0] * 3
 
 
@@ -118,7 +120,7 @@ def test_allgather_of_unlike_tensors_fails_alike_everywhere() -> None:
         hora.allgather(torch.zeros(2, dtype=torch.int64 if hora.rank() == 1 else torch.float32))
     with pytest.raises(CollectiveError, match="rank 1 has 20 dimensions"):
         hora.allgather(torch.zeros([1] * (20 if hora.rank() == 1 else 2)))
-    assert hora.allreduce(torch.ones(()), hora.Sum) == 3  # the ranks are still in step
+    assert hora.allreduce(torch.ones(()), op=hora.Sum) == 3  # the ranks are still in step
 
 
 @ranks(1, 2, 3)
@@ -139,8 +141,11 @@ def test_what_cannot_be_reduced_is_refused_with_the_fix() -> None:
             lambda: hora.allreduce(torch.ones(2, dtype=torch.int64)),
             r"no Average of int64.*op=hora.Sum, or tensor.float",
         ),
-        (lambda: hora.allreduce(torch.ones(2) > 0, hora.Sum), r"no Sum of bool.*hora.Max for any"),
-        (lambda: hora.allreduce(torch.ones(2, dtype=torch.complex64), hora.Sum), "complex64.*view_as_real"),
+        (lambda: hora.allreduce(torch.ones(2) > 0, op=hora.Sum), r"no Sum of bool.*hora.Max for any"),
+        (
+            lambda: hora.allreduce(torch.ones(2, dtype=torch.complex64), op=hora.Sum),
+            "complex64.*view_as_real",
+        ),
         (lambda: hora.allreduce(torch.ones(2, device="meta")), r"on meta, .*on cpu only.*tensor.to\('cpu'\)"),
         (lambda: hora.allreduce(torch.eye(2).to_sparse()), "to_dense"),
         (lambda: hora.allreduce([1.0]), "not list"),

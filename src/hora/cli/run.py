@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 from hora.core.errors import LaunchError
@@ -16,7 +17,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "       hora run [-n N] [options] -m module [arguments ...]"
     )
     parser.allow_abbrev = False
-    parser.add_argument("-n", "--workers", default="1", metavar="N", help="number of workers; default: 1")
+    parser.add_argument(
+        "-n", "-np", "--workers", default="1", metavar="N", help="number of workers; default: 1"
+    )
+    parser.add_argument(
+        "--horovod",
+        action="store_true",
+        help="run a Horovod script unchanged: `import horovod.torch` gives Hora",
+    )
     parser.add_argument(
         "-m", dest="module", action="store_true", help="the name that follows is a module, as for python -m"
     )
@@ -58,7 +66,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from hora.launch import Job, ModuleTarget, ScriptTarget, run_job
+    from hora.launch import Job, ModuleTarget, ScriptTarget, Target, run_job
 
     command = list(arguments.command)
     if command[:1] == ["--"]:
@@ -66,15 +74,26 @@ def _run(arguments: argparse.Namespace) -> int:
     if not command:
         raise LaunchError("There is nothing to run.", fix="Write for example: hora run -n 2 train.py")
     name, *rest = command
+    target: Target = ModuleTarget(name) if arguments.module else ScriptTarget(name)
+    env = dict(_variable(text) for text in arguments.env)
+    title = None
+    if arguments.horovod:
+        from hora.launch import horovod
+
+        for line in horovod.explain({**os.environ, **env}):
+            print(f"hora: {line}", file=sys.stderr)
+        env |= horovod.environment({**os.environ, **env})
+        if not arguments.module and not name.endswith(".py") and not Path(name).exists():
+            target, rest, title = horovod.target(command)
     job = Job(
-        target=ModuleTarget(name) if arguments.module else ScriptTarget(name),
+        target=target,
         arguments=rest,
         workers=_workers(arguments.workers),
-        env=dict(_variable(text) for text in arguments.env),
+        env=env,
         run_dir=_run_dir_setting() if arguments.run_dir is None else _path(arguments.run_dir),
         prefix=arguments.output_rank_prefix,
         quiet=arguments.quiet,
-        name=arguments.name,
+        name=arguments.name or title,
         timeout=_seconds(arguments.timeout),
     )
     return run_job(job).exit_code

@@ -12,13 +12,13 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from hora.core.rundir import RunDirectory, disk_errors
 
-__all__ = ["Timeline", "merge"]
+__all__ = ["Timeline", "merge", "write_trace"]
 
 FLUSH_EVERY = 512
 """Events buffered in memory between two writes; a killed rank loses at most these."""
@@ -87,11 +87,11 @@ class Timeline:
         """Write the buffered events."""
         if self._path is None or not self._buffer:
             return
+        events, self._buffer = self._buffer, []  # another thread may be adding
         lines = [
             json.dumps({"name": name, "lane": lane, "start": start, "stop": stop, "args": details or {}})
-            for name, lane, start, stop, details in self._buffer
+            for name, lane, start, stop, details in events
         ]
-        self._buffer.clear()
         try:
             with self._path.open("a") as file:
                 file.write("\n".join(lines) + "\n")
@@ -112,18 +112,21 @@ class Timeline:
 def merge(run: RunDirectory) -> Path | None:
     """Join the ranks' event files into ``timeline.json``; None when no rank recorded anything."""
     files = sorted((run.path / "events").glob("rank-*.jsonl"), key=lambda file: int(file.stem[5:]))
-    events: list[dict[str, Any]] = []
-    for file in files:
-        events += _trace_events(file, int(file.stem[5:]))
-    if not events:
+    if not files:
         return None
-    start = min(event["ts"] for event in events if "ts" in event)
+    write_trace({int(file.stem[5:]): file for file in files}, run.timeline)
+    return run.timeline
+
+
+def write_trace(files: Mapping[int, Path], path: Path) -> None:
+    """Join event files, given by rank, into a Chrome trace at ``path``; its time starts at 0."""
+    events = [event for rank, file in files.items() for event in _trace_events(file, rank)]
+    start = min((event["ts"] for event in events if "ts" in event), default=0.0)
     for event in events:
         if "ts" in event:
             event["ts"] = round(event["ts"] - start, 3)
-    with disk_errors(run.path):
-        run.timeline.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
-    return run.timeline
+    with disk_errors(path.parent):
+        path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
 
 def _trace_events(file: Path, rank: int) -> list[dict[str, Any]]:

@@ -71,6 +71,9 @@ class Settings:
         None, unit="fd", meaning="pipe to the supervisor for progress records", by="launcher"
     )
     job: str | None = _setting(None, unit="id", meaning="marks every process of one job", by="launcher")
+    horovod: bool = _setting(
+        False, unit="", meaning="whether `import horovod` gives Hora (`hora run --horovod`)", by="launcher"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

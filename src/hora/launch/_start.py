@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from hora.core import settings
 from hora.core.rundir import RunDirectory
-from hora.launch import _worker
+from hora.launch import _worker, horovod
 from hora.launch.job import HOST, FunctionTarget, Job, ModuleTarget, rank_environment
 from hora.launch.output import Console
 
@@ -57,6 +57,8 @@ class Starter:
             "RANK": str(number),
             "LOCAL_RANK": str(number),
         }
+        if environment.get("HORA_HOROVOD") == "1":
+            environment |= horovod.rank_variables(number, self._job.workers)
         inherited = [self._failures_writer]
         if number == 0:
             inherited += [self._store.fileno(), self._status_writer]

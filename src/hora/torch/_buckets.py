@@ -38,6 +38,7 @@ class Bucket:
 
     Attributes:
         waiting: parameters, by their number, whose gradient is not ready yet.
+        tail: the flags and the marks.
         marks: after the message has come back, the sums of the two marks.
         work: the message on its way.
         started: when it left (``time.time()``).
@@ -75,12 +76,22 @@ class Bucket:
         """What is summed over the ranks."""
         return torch.view_as_real(self._flat) if self._dtype.is_complex else self._flat
 
+    def gradients(self) -> list[torch.Tensor]:
+        """Views of the gradients in the buffer."""
+        return [self._view(index) for index in range(len(self.parameters))]
+
+    def densify(self) -> None:
+        """Make sparse gradients dense."""
+        for parameter in self.parameters:
+            if parameter.grad is not None and parameter.grad.layout != torch.strided:
+                parameter.grad = parameter.grad.to_dense()
+
     def reset(self) -> None:
         """Wait for all gradients anew."""
         self.waiting.update(range(len(self.parameters)))
         self.work = None
 
-    def pack(self, *, size: int, mark: int) -> None:
+    def pack(self, *, size: float, mark: int) -> None:
         """Copy the gradients into the buffer, divided by ``size``.
 
         Raises:
@@ -101,9 +112,9 @@ class Bucket:
                 torch.div(torch._C._nn.flatten_dense_tensors(small), size, out=self._small_payload)
                 self._versions = [gradient._version for gradient in small]
             self._pack_large(gradients[self._joined :], size=size)
-            self._tail.copy_(self._full_tail[mark])
+            self.tail.copy_(self._full_tail[mark])
             for index in self._absent:
-                self._tail[index] = 0
+                self.tail[index] = 0
 
     def release(self) -> None:
         """Take the large gradients away from their parameters, after they were packed."""
@@ -115,13 +126,13 @@ class Bucket:
         with torch.no_grad():
             self._vacate([])
             self._flat.zero_()
-            self._tail[len(self.parameters) + mark] = 1
+            self.tail[len(self.parameters) + mark] = 1
 
     def unpack(self) -> bool:
         """Give the averages to the parameters; True if a gradient came in while they were on their way."""
         absent: set[int] = set()
         if self._absent:
-            flags = (self._tail.real if self._dtype.is_complex else self._tail).tolist()
+            flags = (self.tail.real if self._dtype.is_complex else self.tail).tolist()
             absent = {index for index in self._absent if flags[index] == 0}
         late = False
         sources, targets = [], []
@@ -169,7 +180,7 @@ class Bucket:
         self._small_payload = self._flat[:border]
         self._small = [self._view(index) for index in range(self._joined)]
         self._large_payload = self._flat[border : self._elements]
-        self._tail = self._flat[self._elements :]
+        self.tail = self._flat[self._elements :]
         self.marks = self._flat[self._elements + count :]
         self._full_tail = torch.ones(2, count + 2, dtype=self._dtype, device=self._device)
         self._full_tail[0, count + 1] = 0
@@ -179,7 +190,7 @@ class Bucket:
         self._large = []
         self._own_users = self._users()
 
-    def _pack_large(self, gradients: Sequence[torch.Tensor | None], *, size: int) -> None:
+    def _pack_large(self, gradients: Sequence[torch.Tensor | None], *, size: float) -> None:
         self._large = [self._view(index) for index in range(self._joined, len(self.parameters))]
         if self._device.type == "cpu":
             for gradient, view in zip(gradients, self._large, strict=True):
@@ -226,7 +237,7 @@ class Bucket:
         if gradient.layout != torch.strided:
             raise GradientError(
                 f"The gradient of {name} is sparse; DistributedOptimizer averages dense gradients.",
-                fix="Build the module with sparse=False (torch.nn.Embedding).",
+                fix="Build the module with sparse=False (torch.nn.Embedding), or pass sparse_as_dense=True.",
             )
         raise GradientError(
             f"The gradient of {name} is itself differentiable (backward(create_graph=True)); averaging it "

@@ -10,9 +10,10 @@ import ctypes
 import os
 import platform
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy
 import torch
@@ -27,6 +28,9 @@ from hora.core.version import VERSION
 from hora.core.world import World
 from hora.torch import _rendezvous
 
+if TYPE_CHECKING:
+    from hora.torch._process_sets import ProcessSet
+
 __all__ = [
     "Context",
     "context",
@@ -34,6 +38,7 @@ __all__ = [
     "cross_size",
     "device",
     "init",
+    "is_homogeneous",
     "is_initialized",
     "local_rank",
     "local_size",
@@ -60,6 +65,9 @@ class Context:
         adopted: whether the group was made by the script rather than by ``init``.
         pid: the process that called ``init``; a forked child has another.
         pending: what is in flight and may never end if a rank fails.
+        process_sets: the process sets in use by id, without that of all ranks.
+        homogeneous: whether every host has the same number of workers.
+        closing: called when the context ends.
     """
 
     world: World
@@ -76,6 +84,10 @@ class Context:
     pending: set[Any] = field(default_factory=set)
     environment: dict[str, str | None] = field(default_factory=dict)
     file: Path | None = None
+    process_sets: dict[int, ProcessSet] = field(default_factory=dict)
+    next_process_set: int = 1
+    homogeneous: bool = True
+    closing: list[Callable[[], None]] = field(default_factory=list)
 
     @property
     def devices(self) -> frozenset[str]:
@@ -88,7 +100,12 @@ _generation = 0
 _own_runs: set[Path] = set()
 
 
-def init(world: World | None = None, *, settings: Settings | None = None) -> None:
+def init(
+    world: World | None = None,
+    *,
+    settings: Settings | None = None,
+    process_sets: Sequence[ProcessSet] | Literal["dynamic"] = (),
+) -> None:
     """Join the job: find the other workers and agree with them on who is who.
 
     Call it once, before anything else of ``hora.torch``. Started by plain ``python`` there is one
@@ -98,6 +115,8 @@ def init(world: World | None = None, *, settings: Settings | None = None) -> Non
     Args:
         world: this worker's place, when the launcher's variables do not say (see ``hora.core.world``).
         settings: overrides the ``HORA_*`` variables.
+        process_sets: sets to add at once, the same on every rank. More can be added at any time; the word
+            "dynamic", which Horovod wants for that, is accepted.
 
     Raises:
         AlreadyInitializedError: a second call without :func:`shutdown` in between.
@@ -135,9 +154,15 @@ def init(world: World | None = None, *, settings: Settings | None = None) -> Non
         adopted=adopted,
         file=meeting.file,
         environment=meeting.environment,
+        homogeneous=meeting.homogeneous,
     )
     if run is not None and world.rank == 0:
         run.describe(world=asdict(meeting.world), versions=_versions(), engines=engines)
+    if process_sets != "dynamic":
+        from hora.torch._process_sets import add_process_set  # it builds on this module
+
+        for process_set in process_sets:
+            add_process_set(process_set)
 
 
 def shutdown() -> None:
@@ -150,7 +175,12 @@ def shutdown() -> None:
     context, _current = _current, None
     if context is None or context.pid != os.getpid():
         return
-    context.timeline.close()
+    _close_files(context)
+    for process_set in context.process_sets.values():
+        if context.adopted:
+            process_set.close()
+        process_set.forget()
+    context.process_sets.clear()
     if not context.adopted and dist.is_initialized():
         dist.destroy_process_group()
     # Optimizers may outlive the job. With the last reference the group's threads end; left to the end of
@@ -215,6 +245,11 @@ def cross_size() -> int:
     return len(required("cross_size").peers)
 
 
+def is_homogeneous() -> bool:
+    """Whether every host has the same number of workers."""
+    return required("is_homogeneous").homogeneous
+
+
 def device() -> torch.device:
     """Where this worker computes: its own GPU when there is one, else the CPU."""
     return required("device").device
@@ -269,6 +304,12 @@ def _versions() -> dict[str, str]:
     }
 
 
+def _close_files(context: Context) -> None:
+    for close in list(context.closing):
+        close()
+    context.timeline.close()
+
+
 def _caller() -> str:
     frame = sys._getframe(2)
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
@@ -292,6 +333,6 @@ def _at_exit() -> None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
         if context.file is not None:
             context.file.unlink(missing_ok=True)
-        context.timeline.close()
+        _close_files(context)
     else:
         shutdown()

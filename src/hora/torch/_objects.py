@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 
 from hora.core.errors import CollectiveError
-from hora.torch._collectives import check_root, gather_bytes, gather_flat
+from hora.torch._arguments import check_root
 from hora.torch._context import Context, required
+from hora.torch._process_sets import ProcessSet, global_process_set, member_set
+from hora.torch._wire import gather_bytes, gather_flat
 
 __all__ = ["allgather_object", "broadcast_object"]
 
@@ -18,45 +20,58 @@ _FAILED = -1
 """Sent in place of a length by a rank whose object cannot be pickled, so that nobody waits for it."""
 
 
-def broadcast_object(value: Any, root_rank: int = 0, *, name: str | None = None) -> Any:
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
     """The object of ``root_rank``, on every rank; that rank gets its own object back.
 
     Args:
-        value: anything that ``pickle`` takes; ignored on the other ranks.
-        root_rank: whose object all ranks get.
+        obj: anything that ``pickle`` takes; ignored on the other ranks.
+        root_rank: whose object all ranks get; counted in the whole job, with a process set too.
         name: appears in the timeline.
+        process_set: the ranks that take part; only they call.
 
     Raises:
         CollectiveError: on every rank, when the object cannot be pickled.
     """
     context = required("broadcast_object")
-    check_root(root_rank, context, function="broadcast_object")
+    member_set(process_set, function="broadcast_object")
+    check_root(root_rank, context, function="broadcast_object", process_set=process_set)
     with context.timeline.span("broadcast_object", lane="collectives", **({"name": name} if name else {})):
-        return send_object(value, root_rank, context)
+        return send_object(obj, root_rank, context, process_set=process_set)
 
 
-def allgather_object(value: Any, *, name: str | None = None) -> list[Any]:
+def allgather_object(
+    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
     """The objects of all ranks, in the order of ranks.
 
     Args:
-        value: anything that ``pickle`` takes.
+        obj: anything that ``pickle`` takes.
         name: appears in the timeline.
+        process_set: the ranks that take part; only they call.
 
     Raises:
         CollectiveError: on every rank, when an object cannot be pickled.
     """
     context = required("allgather_object")
+    member_set(process_set, function="allgather_object")
     with context.timeline.span("allgather_object", lane="collectives", **({"name": name} if name else {})):
-        return gather_objects(value, context)
+        return gather_objects(obj, context, process_set=process_set)
 
 
-def send_object(value: Any, root_rank: int, context: Context) -> Any:
-    if context.world.size == 1:
+def send_object(
+    value: Any, root_rank: int, context: Context, *, process_set: ProcessSet = global_process_set
+) -> Any:
+    if len(process_set.members) == 1:
         return value
     mine = context.world.rank == root_rank
     data, problem = _pickled(value) if mine else (b"", None)
     length = torch.tensor([_FAILED if problem else len(data)], dtype=torch.int64, device=context.control)
-    dist.broadcast(length, root_rank, group=context.group)
+    dist.broadcast(length, root_rank, group=process_set.group)
     if length.item() == _FAILED:
         raise _refusal(root_rank) from problem
     wire = (
@@ -64,21 +79,24 @@ def send_object(value: Any, root_rank: int, context: Context) -> Any:
         if mine
         else torch.empty(int(length), dtype=torch.uint8, device=context.control)
     )
-    dist.broadcast(wire, root_rank, group=context.group)
+    dist.broadcast(wire, root_rank, group=process_set.group)
     return value if mine else pickle.loads(wire.cpu().numpy().tobytes())
 
 
-def gather_objects(value: Any, context: Context) -> list[Any]:
-    if context.world.size == 1:
+def gather_objects(
+    value: Any, context: Context, *, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    members = process_set.members
+    if len(members) == 1:
         return [value]
     data, problem = _pickled(value)
     length = torch.tensor([_FAILED if problem else len(data)], dtype=torch.int64, device=context.control)
-    everyone = length.new_empty(context.world.size)
-    gather_flat(everyone, length, context)
+    everyone = length.new_empty(len(members))
+    gather_flat(everyone, length, process_set.group)
     lengths: list[int] = everyone.tolist()
     if _FAILED in lengths:
-        raise _refusal(lengths.index(_FAILED)) from problem
-    parts = gather_bytes(_tensor(data, context), lengths, context)
+        raise _refusal(members[lengths.index(_FAILED)]) from problem
+    parts = gather_bytes(_tensor(data, context), lengths, process_set.group)
     return [pickle.loads(part.cpu().numpy().tobytes()) for part in parts]
 
 

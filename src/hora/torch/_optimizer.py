@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import functools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -15,8 +16,12 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 from hora.core.errors import GradientError
 from hora.torch._agree import require_same
 from hora.torch._collectives import allreduce
+from hora.torch._compression import Compression, Compressor
 from hora.torch._context import Context, required
+from hora.torch._process_sets import ProcessSet, global_process_set, member_set
 from hora.torch._reducer import Reducer
+from hora.torch._request import ReduceOp
+from hora.torch._rules import GradientCompression, Rule
 
 __all__ = ["DistributedOptimizer"]
 
@@ -29,9 +34,17 @@ _owners: Any = WeakTensorKeyDictionary()
 _classes: Any = WeakIdKeyDictionary()
 
 
-def DistributedOptimizer(  # noqa: N802 - Horovod's name
+def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's name, and its order of arguments
     optimizer: AnyOptimizer,
     named_parameters: NamedParameters | None = None,
+    compression: Compressor | GradientCompression = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: ReduceOp = ReduceOp.Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
     *,
     bucket_mb: float | None = None,
 ) -> AnyOptimizer:
@@ -54,6 +67,17 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         named_parameters: a module, or pairs such as ``model.named_parameters()``; gives the order of the
             buckets and the names in messages. It covers exactly the parameters of ``optimizer``; of a
             module, frozen parameters may be outside.
+        compression: how gradients travel: ``Compression.fp16`` or ``bf16``, ``PowerSGD()`` or ``TopK()``.
+        backward_passes_per_step: with more than 1, gradients add up over so many backward passes and are
+            reduced in the last, as the mean of the passes; fewer are reduced by ``step()``. With 1, each
+            backward is reduced, and several add up as in plain torch.
+        op: ``Average`` or ``Sum``.
+        gradient_predivide_factor: divides gradients before they are summed, and multiplies the average after.
+        num_groups: accepted for scripts written for Horovod, as ``groups`` is: the buckets already carry many
+            gradients in one message.
+        groups: see ``num_groups``.
+        sparse_as_dense: makes sparse gradients dense, rather than refusing them.
+        process_set: the ranks that average; on others the optimizer steps on its own gradients.
         bucket_mb: size of the buckets in MB; the setting ``HORA_BUCKET_MB`` if None.
 
     Raises:
@@ -71,21 +95,35 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         raise GradientError(
             "This optimizer is distributed already.", fix="Call DistributedOptimizer once per optimizer."
         )
+    _check_groups(num_groups, groups)
+    rule = Rule(
+        process_set=process_set,
+        op=op,
+        passes=backward_passes_per_step,
+        predivide=gradient_predivide_factor,
+        sparse_as_dense=sparse_as_dense,
+        compression=compression,
+    )
+    rule.check()
+    if process_set.included() is None:
+        member_set(process_set, function="DistributedOptimizer")
     if bucket_mb is None:
         bucket_mb = context.settings.bucket_mb
     named = _named(optimizer, named_parameters)
     _check_unowned(named)
     _check_devices(named, context)
-    require_same(
-        [_description(name, parameter) for name, parameter in named],
-        context,
-        what="The parameters of the optimizer",
-        fix="Build the same model and optimizer on every rank, whatever its rank is.",
-        error=GradientError,
-    )
+    if process_set.included():
+        require_same(
+            [_description(name, parameter) for name, parameter in named],
+            context,
+            what="The parameters of the optimizer",
+            fix="Build the same model and optimizer on every rank, whatever its rank is.",
+            error=GradientError,
+            process_set=process_set,
+        )
     distributed: Any = _distributed_class(type(optimizer))
     optimizer.__class__ = distributed
-    vars(optimizer)["_hora"] = _Attachment(optimizer, context, named, bucket_mb=bucket_mb)
+    vars(optimizer)["_hora"] = _Attachment(optimizer, context, named, bucket_mb=bucket_mb, rule=rule)
     return optimizer
 
 
@@ -99,14 +137,16 @@ class _Attachment:
         named: list[tuple[str, torch.Tensor]],
         *,
         bucket_mb: float,
+        rule: Rule,
     ) -> None:
         self.context = context
+        self.process_set = rule.process_set
         self.names = {id(parameter): name for name, parameter in named}
         self.reducer: Reducer | None = None
         _own(optimizer, named)
-        if context.world.size == 1:
+        if rule.size == 1 and rule.passes == 1:
             return
-        self.reducer = Reducer(context, named, bucket_mb=bucket_mb)
+        self.reducer = Reducer(context, named, bucket_mb=bucket_mb, rule=rule)
         weakref.finalize(optimizer, self.reducer.remove_hooks).atexit = False
         # step() goes through these hooks even where a scheduler has wrapped the method before.
         reducer = weakref.ref(self.reducer)
@@ -128,6 +168,14 @@ class _Distributed:
         if self._hora.reducer is not None:
             self._hora.reducer.before_step()
 
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Does nothing: ``step()`` after ``synchronize()`` averages nothing again.
+
+        It is here for scripts written for Horovod.
+        """
+        yield
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in ``torch.optim.Optimizer``."""
         if self._hora.reducer is not None:
@@ -141,13 +189,15 @@ class _Distributed:
         number = len(groups) - 1
         added = [(_place(number, index), parameter) for index, parameter in enumerate(groups[-1]["params"])]
         _check_unowned(added)
-        require_same(
-            [_description(name, parameter) for name, parameter in added],
-            self._hora.context,
-            what="The parameters of the added group",
-            fix="Add the same group on every rank.",
-            error=GradientError,
-        )
+        if self._hora.process_set.included():
+            require_same(
+                [_description(name, parameter) for name, parameter in added],
+                self._hora.context,
+                what="The parameters of the added group",
+                fix="Add the same group on every rank.",
+                error=GradientError,
+                process_set=self._hora.process_set,
+            )
         _own(self, added)
         if self._hora.reducer is not None:
             self._hora.reducer.add(added)
@@ -156,6 +206,20 @@ class _Distributed:
         # Copies and pickles are plain optimizers: their parameters are other tensors.
         plain = type(self).__mro__[2]
         return copyreg._reconstructor, (plain, object, None), self.__getstate__()  # type: ignore[attr-defined]
+
+
+def _check_groups(num_groups: object, groups: object) -> None:
+    listed = isinstance(groups, Sequence) and not any(isinstance(group, str) for group in groups)
+    counts = [count for count in (num_groups, groups) if isinstance(count, int) and count >= 0]
+    if not (
+        isinstance(num_groups, int)
+        and num_groups in counts
+        and (groups is None or listed or groups in counts)
+    ):
+        raise GradientError(
+            f"num_groups={num_groups!r} and groups={groups!r} are neither numbers nor lists of parameters.",
+            fix="Leave them out: gradients are grouped in buckets anyway.",
+        )
 
 
 def _distributed_class(plain: type[Optimizer]) -> type[Optimizer]:
@@ -286,9 +350,10 @@ def _averaging(closure: Callable[[], Any], reducer: Reducer) -> Callable[[], Any
         loss = closure()
         reducer.before_step()
         if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.is_floating_point():
-            return allreduce(loss)
+            return allreduce(loss.detach(), process_set=reducer.process_set)
         if isinstance(loss, float):
-            return float(allreduce(torch.tensor(loss, dtype=torch.float64, device=reducer.control)))
+            number = torch.tensor(loss, dtype=torch.float64, device=reducer.control)
+            return float(allreduce(number, process_set=reducer.process_set))
         return loss
 
     return averaged

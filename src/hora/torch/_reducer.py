@@ -17,11 +17,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from hora.core.errors import GradientError, NotInitializedError
 from hora.torch import _context
 from hora.torch._buckets import Bucket, Named, assign
+from hora.torch._process_sets import ProcessSet
+from hora.torch._rules import Rule
 
 __all__ = ["Reducer"]
 
@@ -33,10 +34,15 @@ class Reducer:
         context: of the job whose ranks average.
         named: names and parameters, in order of registration.
         bucket_mb: size of a bucket.
+        rule: how the gradients are reduced.
     """
 
-    def __init__(self, context: _context.Context, named: Sequence[Named], *, bucket_mb: float) -> None:
+    def __init__(
+        self, context: _context.Context, named: Sequence[Named], *, bucket_mb: float, rule: Rule
+    ) -> None:
         self._context = context
+        self._rule = rule
+        self._passes = 0
         self._named = list(named)
         self._bucket_mb = bucket_mb
         self._layouts: dict[tuple[Any, ...], list[Bucket]] = {}
@@ -44,9 +50,6 @@ class Reducer:
         self._places: dict[int, Place] = {}
         self._hooks: dict[int, Any] = {}
         self._lock = threading.RLock()  # backward runs one thread per device
-        self._options = dist.AllreduceOptions()
-        self._options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM)
-        self._options.asyncOp = True
         self._open = False
         self._cycle = 0
         self.task = -1
@@ -80,10 +83,16 @@ class Reducer:
     def after_step(self) -> None:
         self._steps += 1
         self._settled = False
+        self._passes = 0
 
     def begin_evaluation(self) -> None:
         """A closure is about to compute gradients anew."""
         self._settled = False
+        self._passes = 0
+
+    @property
+    def process_set(self) -> ProcessSet:
+        return self._rule.process_set
 
     @property
     def control(self) -> torch.device:
@@ -94,6 +103,7 @@ class Reducer:
         with self._lock:
             self._abandon()
             self._settled = False
+            self._passes = 0
 
     def _arrange(self) -> None:
         """Choose the buckets for what is trainable now. Ranks freeze parameters alike, so they agree."""
@@ -115,7 +125,7 @@ class Reducer:
     def advance(self) -> None:
         """Send off the buckets that are complete, as far as the fixed order allows."""
         with self._lock:
-            while self._next < len(self._buckets) and not self._buckets[self._next].waiting:
+            while self._open and self._next < len(self._buckets) and not self._buckets[self._next].waiting:
                 self._launch(self._buckets[self._next])
 
     def enter(self, task: int) -> None:
@@ -123,15 +133,26 @@ class Reducer:
         with self._lock:
             if task == self.task:
                 return
-            if self._open and not any(end() is not None for end in self._ends):
+            self._ends = [end for end in self._ends if end() is not None]
+            if not self._ends:
                 self._abandon()
-            if not self._open:
+                self._begin_pass()
+            if not self._open and self._passes >= self._rule.passes:
                 self._start(task=task)
             self.task = task
             # Also for a backward inside another (reentrant checkpoints): it closes the cycle when it ends.
             end = _End(self, self._cycle)
             self._ends.append(weakref.ref(end))
             torch.autograd.Variable._execution_engine.queue_callback(end)
+
+    def _begin_pass(self) -> None:
+        if self._rule.once and self._passes >= self._rule.passes:
+            raise GradientError(
+                f"A backward pass more than backward_passes_per_step={self._rule.passes} before step(): with "
+                "that, op=hora.Sum, PowerSGD or TopK, gradients are reduced once.",
+                fix="Call step() or zero_grad() first, or give the number of passes that you make.",
+            )
+        self._passes += 1
 
     def _start(self, *, task: int) -> None:
         if _context._current is not self._context:
@@ -151,10 +172,13 @@ class Reducer:
         if nothing:
             bucket.pack_nothing(mark=self._steps % 2)
         else:
-            bucket.pack(size=self._context.world.size, mark=self._steps % 2)
+            if self._rule.sparse_as_dense:
+                bucket.densify()
+            bucket.pack(size=self._rule.divisor(self._passes), mark=self._steps % 2)
         bucket.started = time.time()
-        bucket.work = self._context.group.allreduce([bucket.wire], self._options)
-        self._context.pending.add(bucket.work)
+        bucket.work = self._rule.send(bucket)
+        if bucket.work.work is not None:
+            self._context.pending.add(bucket.work.work)
         self._next += 1
         if not nothing:
             bucket.release()  # behind the message, which is on its way by now
@@ -162,7 +186,8 @@ class Reducer:
     def end(self, cycle: int) -> None:
         """Called when a backward has made all its gradients."""
         with self._lock:
-            if self._open and cycle == self._cycle:
+            within = self._rule.once and sum(end() is not None for end in self._ends) > 1
+            if self._open and cycle == self._cycle and not within:
                 self._finish()
 
     def _finish(self) -> None:
@@ -192,8 +217,10 @@ class Reducer:
         start = time.time()
         self._open, self.task = False, -1
         for bucket in self._buckets:
-            bucket.work.wait()
-            self._context.pending.discard(bucket.work)
+            if bucket.work.work is not None:
+                bucket.work.work.wait()
+                self._context.pending.discard(bucket.work.work)
+            self._rule.receive(bucket, bucket.work)
             bucket.work = None  # it would keep the engine alive after shutdown()
             if timeline.enabled:
                 details = {"bytes": bucket.bytes, "tensors": len(bucket.names)}

@@ -7,6 +7,7 @@ temporary directory, named after the job.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import datetime
 import hashlib
@@ -43,6 +44,7 @@ class Meeting:
         peers: ranks of the job that have this worker's local rank, by host.
         environment: variables set for the group's life, with their former values.
         file: where the ranks met, if in a file.
+        homogeneous: whether every host has the same number of workers.
     """
 
     world: World
@@ -50,6 +52,7 @@ class Meeting:
     peers: tuple[int, ...]
     environment: dict[str, str | None] = field(default_factory=dict)
     file: Path | None = None
+    homogeneous: bool = True
 
 
 _stores: dict[str, Store] = {}
@@ -99,8 +102,8 @@ def meet(world: World, settings: Settings, *, generation: int, cuda: bool) -> Me
         WorldError: there is no way to meet, or a rank does not come in time.
     """
     if dist.is_initialized():
-        world, peers = _agree_on_hosts(world)
-        return Meeting(world=world, group=_default_group(), peers=peers)
+        world, peers, homogeneous = _agree_on_hosts(world)
+        return Meeting(world=world, group=_default_group(), peers=peers, homogeneous=homogeneous)
     environment: dict[str, str | None] = {}
     timeout = datetime.timedelta(seconds=settings.timeout)
     hook = sys.excepthook
@@ -122,14 +125,21 @@ def meet(world: World, settings: Settings, *, generation: int, cuda: bool) -> Me
             # torch prefixes tracebacks with the rank; the launcher does that for all output.
             sys.excepthook = hook
             # Nobody goes on, or ends and takes the store away, before all have their connections.
-            world, peers = _agree_on_hosts(world)
+            world, peers, homogeneous = _agree_on_hosts(world)
     except BaseException:
         sys.excepthook = hook
         if dist.is_initialized():
             dist.destroy_process_group()
         restore(environment)
         raise
-    return Meeting(world=world, group=_default_group(), peers=peers, environment=environment, file=file)
+    return Meeting(
+        world=world,
+        group=_default_group(),
+        peers=peers,
+        environment=environment,
+        file=file,
+        homogeneous=homogeneous,
+    )
 
 
 def restore(environment: dict[str, str | None]) -> None:
@@ -279,8 +289,11 @@ def _came(store: Store, rank: int) -> bool:
         return True  # the store itself is gone, so nothing is known about this rank
 
 
-def _agree_on_hosts(world: World) -> tuple[World, tuple[int, ...]]:
-    """Find out which ranks share a host and which have this local rank; always also a barrier."""
+def _agree_on_hosts(world: World) -> tuple[World, tuple[int, ...], bool]:
+    """Find out which ranks share a host, which have this local rank, and whether hosts have as many.
+
+    It is always also a barrier.
+    """
     if world.host_index >= 0:
         host = world.host_index
     else:  # the launcher did not say
@@ -295,7 +308,8 @@ def _agree_on_hosts(world: World) -> tuple[World, tuple[int, ...]]:
     if world.host_index < 0:
         hosts = list(dict.fromkeys(found for found, _ in places))
         world = replace(world, host_index=hosts.index(host), host_count=len(hosts))
-    return world, peers
+    workers = collections.Counter(found for found, _ in places)
+    return world, peers, len(set(workers.values())) == 1
 
 
 def _boot_id() -> str:

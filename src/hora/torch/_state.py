@@ -12,9 +12,10 @@ from torch.optim import Optimizer
 
 from hora.core.errors import CollectiveError
 from hora.torch._agree import require_same
-from hora.torch._collectives import check_root
+from hora.torch._arguments import check_root
 from hora.torch._context import Context, required
 from hora.torch._objects import send_object
+from hora.torch._wire import as_bytes
 
 __all__ = ["broadcast_optimizer_state", "broadcast_parameters"]
 
@@ -189,7 +190,7 @@ def _broadcast_in_place(tensors: Sequence[torch.Tensor], root_rank: int, context
         return
     with torch.no_grad():
         for chunk in _chunks(tensors):
-            flat = torch.cat([_bytes(tensor) for tensor in chunk])
+            flat = torch.cat([as_bytes(tensor) for tensor in chunk])
             wire = flat if flat.device.type in context.devices else flat.to(context.device)
             dist.broadcast(wire, root_rank, group=context.group)
             if context.world.rank == root_rank:
@@ -198,10 +199,6 @@ def _broadcast_in_place(tensors: Sequence[torch.Tensor], root_rank: int, context
             pieces = torch.split(wire.to(flat.device), lengths)
             for tensor, piece in zip(chunk, pieces, strict=True):
                 tensor.copy_(piece.clone().view(tensor.dtype).view(tensor.shape))
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _chunks(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:

@@ -95,4 +95,4 @@ def _finish() -> None:
 
 def _largest(value: float) -> float:
     device = hora.device()
-    return float(hora.allreduce(torch.tensor(value, dtype=torch.float64, device=device), hora.Max))
+    return float(hora.allreduce(torch.tensor(value, dtype=torch.float64, device=device), op=hora.Max))

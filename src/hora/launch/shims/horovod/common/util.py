@@ -1,0 +1,68 @@
+"""``horovod.common.util``: the helpers that scripts use."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from hora.torch.horovod._backwards import num_rank_is_power_2
+
+__all__ = [
+    "check_extension",
+    "extension_available",
+    "gloo_built",
+    "gpu_available",
+    "mpi_built",
+    "nccl_built",
+    "num_rank_is_power_2",
+    "split_list",
+]
+
+
+def check_extension(ext_name: str, ext_env_var: str = "", pkg_path: str = "", *args: str) -> None:
+    """Raise ImportError unless Hora has this extension.
+
+    Raises:
+        ImportError: for other frameworks than PyTorch.
+    """
+    if not extension_available(ext_name):
+        raise ImportError(f"{ext_name} is not available: Hora runs Horovod's scripts for PyTorch.")
+
+
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether Horovod's interface for this framework is there."""
+    return ext_base_name.rpartition(".")[2] == "torch"
+
+
+def gpu_available(ext_base_name: str = "torch", verbose: bool = False) -> bool:
+    """Whether the framework finds a GPU."""
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def mpi_built(verbose: bool = False) -> bool:
+    """Whether MPI carries tensors: never."""
+    return False
+
+
+def gloo_built(verbose: bool = False) -> bool:
+    """Whether Gloo carries tensors."""
+    from hora.torch.horovod import gloo_built as built
+
+    return built()
+
+
+def nccl_built(verbose: bool = False) -> int:
+    """Version of NCCL, 0 without it."""
+    from hora.torch.horovod import nccl_built as built
+
+    return built()
+
+
+def split_list(items: Sequence[Any], num_parts: int) -> list[list[Any]]:
+    """Split a list into parts whose lengths differ by one at most, longer ones first."""
+    share, extra = divmod(len(items), num_parts)
+    ends = [share * part + min(part, extra) for part in range(num_parts + 1)]
+    return [list(items[start:end]) for start, end in itertools.pairwise(ends)]

@@ -1,0 +1,7 @@
+"""``horovod.torch.optimizer``."""
+
+from __future__ import annotations
+
+from hora.torch.horovod import DistributedOptimizer
+
+__all__ = ["DistributedOptimizer"]

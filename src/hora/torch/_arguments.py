@@ -1,0 +1,164 @@
+"""Checks of what a collective is given, each with the line to write instead."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hora.core.errors import CollectiveError
+from hora.torch._adasum import check_adasum
+from hora.torch._context import Context
+from hora.torch._dtypes import REDUCED_IN
+from hora.torch._process_sets import ProcessSet
+from hora.torch._request import ReduceOp, dispatcher
+
+__all__ = [
+    "check_group",
+    "check_reduction",
+    "check_root",
+    "check_splits",
+    "check_tensor",
+    "operation",
+]
+
+
+def operation(average: bool | None, op: ReduceOp | None, *, function: str) -> ReduceOp:
+    """The operation that Horovod's two arguments ask for: ``op``, or the older ``average``."""
+    if average is not None and op is not None:
+        raise CollectiveError(
+            f"{function} got both average={average!r} and op={op!r}.", fix="Keep op= and leave average out."
+        )
+    if op is not None:
+        if not isinstance(op, ReduceOp):
+            raise CollectiveError(f"{op!r} is not a reduce operation.", fix="Write op=hora.Sum, for example.")
+        return op
+    if average is None:
+        return ReduceOp.Average
+    if not isinstance(average, bool):
+        raise CollectiveError(
+            f"{function}: average={average!r} is neither True nor False.",
+            fix="Write op=hora.Sum, for example.",
+        )
+    warnings.warn(
+        f"{function}: average= is deprecated; write op=hora.{'Average' if average else 'Sum'}.",
+        DeprecationWarning,
+        stacklevel=4,
+    )
+    return ReduceOp.Average if average else ReduceOp.Sum
+
+
+def check_tensor(tensor: object, context: Context, *, function: str) -> None:
+    """Raise CollectiveError unless ``tensor`` is dense and on a device that an engine reaches."""
+    if not isinstance(tensor, torch.Tensor):
+        raise CollectiveError(
+            f"{function} takes a tensor, not {type(tensor).__name__}.",
+            fix="Write torch.as_tensor(value), or use hora.mean(value) or hora.broadcast_object(value).",
+        )
+    if tensor.layout != torch.strided:
+        raise CollectiveError(
+            f"{function} takes dense tensors, not {tensor.layout}.",
+            fix="Write tensor.to_dense() first, or use hora.sparse_allreduce_async.",
+        )
+    if tensor.device.type not in context.devices:
+        able = " and ".join(sorted(context.devices))
+        raise CollectiveError(
+            f"{function} got a tensor on {tensor.device}, but the ranks exchange tensors on {able} only.",
+            fix=f"Write tensor.to({str(context.device)!r})."
+            if context.device.type in context.devices
+            else f"Write tensor.to({min(context.devices)!r}).",
+        )
+
+
+def check_group(tensors: object, context: Context, *, function: str) -> list[torch.Tensor]:
+    """The tensors of a group, as a list."""
+    if isinstance(tensors, torch.Tensor) or not isinstance(tensors, Sequence) or not tensors:
+        raise CollectiveError(
+            f"{function} takes a list of one or more tensors, not "
+            + (
+                f"an empty {type(tensors).__name__}."
+                if isinstance(tensors, Sequence) and not tensors
+                else f"{type(tensors).__name__}."
+            ),
+            fix=f"Write {function}([tensor, ...]).",
+        )
+    for tensor in tensors:
+        check_tensor(tensor, context, function=function)
+    return list(tensors)
+
+
+def check_reduction(
+    tensors: Sequence[torch.Tensor], op: ReduceOp, process_set: ProcessSet, *, function: str
+) -> None:
+    """Raise CollectiveError for a dtype that ``op`` has no meaning for."""
+    for dtype in {tensor.dtype for tensor in tensors}:
+        name = str(dtype).removeprefix("torch.")
+        if dtype not in REDUCED_IN:
+            raise CollectiveError(
+                f"{function} does not take {name} tensors.",
+                fix="Convert first: tensor.float(), or torch.view_as_real(tensor) for complex numbers.",
+            )
+        if op is ReduceOp.Adasum:
+            check_adasum(dtype, len(process_set.members), function=function)
+        if dispatcher().as_horovod:
+            continue
+        if dtype is torch.bool and op in (ReduceOp.Average, ReduceOp.Sum):
+            raise CollectiveError(
+                f"{function} has no {op.name} of bool tensors.",
+                fix="Write op=hora.Max for any, op=hora.Min for all, or tensor.int() to count.",
+            )
+        if op is ReduceOp.Average and not dtype.is_floating_point:
+            raise CollectiveError(
+                f"{function} has no Average of {name} tensors: the result would be truncated.",
+                fix="Write op=hora.Sum, or tensor.float() for a fractional average.",
+            )
+
+
+def check_root(
+    root_rank: int, context: Context, *, function: str, process_set: ProcessSet | None = None
+) -> None:
+    """Raise CollectiveError unless ``root_rank`` is a rank of the job, and of the process set."""
+    size = context.world.size
+    if isinstance(root_rank, bool) or not isinstance(root_rank, int) or not 0 <= root_rank < size:
+        raise CollectiveError(
+            f"{function}: root_rank={root_rank!r} is not a rank of this job (0 to {size - 1}).",
+            fix=f"Write {function}(..., root_rank=0), or another rank below {size}.",
+        )
+    if process_set is not None and root_rank not in process_set.members:
+        raise CollectiveError(
+            f"{function}: root_rank={root_rank} is not in {process_set}.",
+            fix=f"Give the rank in the whole job of a member, such as {process_set.members[0]}.",
+        )
+
+
+def check_splits(
+    tensor: torch.Tensor, splits: Any, process_set: ProcessSet, *, function: str
+) -> torch.Tensor | None:
+    """The splits as a vector of integers on the CPU; None splits evenly."""
+    size = len(process_set.members)
+    if tensor.dim() == 0:
+        raise CollectiveError(
+            f"{function} splits along the first dimension, but the tensor has none.",
+            fix="Write tensor.reshape(1), or use hora.allgather.",
+        )
+    if splits is None:
+        if tensor.shape[0] % size:
+            raise CollectiveError(
+                f"{function}: {tensor.shape[0]} rows do not divide among {size} ranks.",
+                fix=f"Give splits=[...], {size} numbers of rows that sum to {tensor.shape[0]}.",
+            )
+        return None
+    rows = torch.as_tensor(splits).detach().cpu()
+    if rows.is_floating_point() or rows.dtype is torch.bool or rows.dim() != 1 or rows.numel() != size:
+        raise CollectiveError(
+            f"{function}: splits={splits!r} are not {size} whole numbers.",
+            fix="Give one number of rows for each rank of the process set.",
+        )
+    if bool((rows < 0).any()) or int(rows.sum()) != tensor.shape[0]:
+        raise CollectiveError(
+            f"{function}: splits={rows.tolist()} do not sum to the {tensor.shape[0]} rows of the tensor.",
+            fix="Let the numbers be 0 or more and sum to tensor.shape[0].",
+        )
+    return rows.to(torch.int64)

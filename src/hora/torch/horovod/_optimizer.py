@@ -1,0 +1,415 @@
+"""Horovod's ``DistributedOptimizer``: gradients are reduced one by one, by name, while backward runs.
+
+It differs from ``hora.torch.DistributedOptimizer`` where Horovod's form is a choice: several backward
+passes are summed, a parameter without a gradient takes part with zeros, ``step()`` after
+``synchronize()`` reduces a second time unless told not to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from hora.torch._compression import Compression, Compressor
+from hora.torch._handles import Handle
+from hora.torch._process_sets import ProcessSet, global_process_set
+from hora.torch._request import ReduceOp
+from hora.torch.horovod._arguments import check_arguments, named, split_groups
+from hora.torch.horovod._operations import (
+    allreduce,
+    allreduce_async_,
+    grouped_allreduce_async_,
+    sparse_allreduce_async,
+    synchronize,
+)
+from hora.torch.horovod._session import session
+
+__all__ = ["DistributedOptimizer"]
+
+Finish = Callable[[Any], None]
+"""Brings the result of a reduction into the gradient."""
+
+
+def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's
+    optimizer: Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: type[Compressor] | Compressor = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: ReduceOp = ReduceOp.Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """An optimizer of the same class, with the same state, whose step uses gradients of all ranks.
+
+    Args:
+        optimizer: any optimizer of ``torch.optim`` or derived from ``torch.optim.Optimizer``.
+        named_parameters: names for all its parameters, as of ``model.named_parameters()``.
+        compression: how gradients travel, such as ``Compression.fp16``.
+        backward_passes_per_step: gradients of so many passes are summed and then reduced.
+        op: ``Average``, ``Sum`` or ``Adasum``; the last reduces the changes of the weights instead.
+        gradient_predivide_factor: for ``Average``, divides before the sum by this, and after it by the rest.
+        num_groups: deprecated, see ``groups``.
+        groups: reduce gradients in so many groups, or in these lists of parameters, each as one operation.
+        sparse_as_dense: turn sparse gradients into dense ones first.
+        process_set: the ranks that share their gradients; for others it is the plain optimizer.
+
+    Raises:
+        ValueError: names that are missing, doubled or malformed, or another argument that cannot be.
+    """
+    if num_groups != 0:
+        warnings.warn("num_groups is deprecated; write groups=.", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    check_arguments(
+        backward_passes_per_step=backward_passes_per_step,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=groups,
+    )
+    session("DistributedOptimizer")
+    adasum = op is ReduceOp.Adasum and (process_set.size() or 1) > 1
+    base = _AdasumOptimizer if adasum else _GradientOptimizer
+    kind: Any = type(type(optimizer).__name__, (type(optimizer),), _methods(base))
+    wrapped = kind.__new__(kind)
+    # Sharing the dictionary's contents keeps state, hooks and schedulers of the optimizer as they are; a
+    # scheduler's patch of step() on the instance would hide ours.
+    vars(wrapped).update({key: value for key, value in vars(optimizer).items() if key != "step"})
+    wrapped._hora = _Shared(
+        wrapped,
+        base=type(optimizer),
+        named_parameters=named_parameters,
+        compression=compression,
+        passes=backward_passes_per_step,
+        op=op,
+        predivide=gradient_predivide_factor,
+        groups=groups,
+        sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
+    )
+    return wrapped
+
+
+class _Shared:
+    """What a wrapped optimizer keeps: ``optimizer._hora``."""
+
+    def __init__(
+        self,
+        optimizer: Any,
+        *,
+        base: Any,
+        named_parameters: Any,
+        compression: Any,
+        passes: int,
+        op: ReduceOp,
+        predivide: float,
+        groups: Any,
+        sparse_as_dense: bool,
+        process_set: ProcessSet,
+    ) -> None:
+        self.base = base
+        self.compression = compression
+        self.passes = passes
+        self.op = op
+        self.factors = (1.0 / predivide, predivide) if op is ReduceOp.Average else (1.0, 1.0)
+        self.sparse_as_dense = sparse_as_dense
+        self.process_set = process_set
+        self.active = bool(process_set.included()) and (process_set.size() or 1) > 1
+        self.names: dict[torch.Tensor, str] = {}
+        self.groups: dict[torch.Tensor, tuple[str, list[torch.Tensor]]] = {}
+        self.delays: dict[torch.Tensor, int] = {}
+        self.under_way: dict[torch.Tensor, tuple[Handle, Finish] | None] = {}
+        self.hooked: set[torch.Tensor] = set()
+        self.synchronized = False
+        self.should_synchronize = True
+        self.adopt(named(optimizer, named_parameters))
+        members = split_groups(groups, list(self.names)) if groups is not None else []
+        for group in members:
+            name = f"group.{self.names[group[0]]}"
+            self.groups.update(dict.fromkeys(group, (name, group)))
+
+    def adopt(self, pairs: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Take parameters in. Names that other optimizers reduce gradients under get a number more."""
+        taken = session("DistributedOptimizer").optimizer_names
+        number = max((taken.get(name, 0) for name, _ in pairs), default=0)
+        for name, parameter in pairs:
+            taken[name] = number + 1
+            self.names[parameter] = f"{name}#{number}" if number else name
+            self.delays[parameter] = self.passes
+            self.hook(parameter)
+
+    def hook(self, parameter: torch.Tensor) -> None:
+        """Watch a parameter's gradient, unless it is frozen; it may thaw later."""
+        if self.active and self.op is not ReduceOp.Adasum and parameter.requires_grad:
+            self.hooked.add(parameter)
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)  # as Horovod leaves it
+            hook = functools.partial(_on_gradient, weakref.ref(self))
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def base_step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
+        return self.base.step(optimizer) if closure is None else self.base.step(optimizer, closure)
+
+    def reset(self) -> None:
+        self.under_way.clear()
+        self.synchronized = False
+        self.delays = dict.fromkeys(self.delays, self.passes)
+
+    # --- reducing -------------------------------------------------------------------------------
+
+    def on_gradient(self, parameter: torch.Tensor) -> None:
+        if self.delays[parameter] <= 0:
+            raise AssertionError(
+                f"Gradients were computed more than backward_passes_per_step={self.passes} times before "
+                "step() or synchronize(). Set it to the number of passes per step."
+            )
+        self.delays[parameter] -= 1
+        if self.delays[parameter] > 0:
+            self.under_way[parameter] = None
+        elif parameter in self.groups:
+            self.under_way[parameter] = None
+            name, group = self.groups[parameter]
+            if all(self.delays[member] == 0 or not member.requires_grad for member in group):
+                self.reduce_group(name, group)
+        else:
+            self.under_way[parameter] = self.reduce(parameter)
+
+    def reduce(self, parameter: torch.Tensor) -> tuple[Handle, Finish]:
+        """Start the reduction of one gradient; zeros take the place of one that is missing."""
+        gradient = self.gradient(parameter)
+        name = self.names[parameter]
+        if gradient.is_sparse:
+            return sparse_allreduce_async(gradient, name=name, op=self.op, process_set=self.process_set), (
+                lambda result: setattr(parameter, "grad", result)
+            )
+        packed, context = self.compression.compress(gradient)
+        before, after = self.factors
+        handle = allreduce_async_(
+            packed,
+            name=name,
+            op=self.op,
+            prescale_factor=before,
+            postscale_factor=after,
+            process_set=self.process_set,
+        )
+        return handle, self.into(gradient, context)
+
+    def reduce_group(self, name: str, group: list[torch.Tensor]) -> None:
+        gradients = [self.gradient(parameter) for parameter in group]
+        packed = [self.compression.compress(gradient) for gradient in gradients]
+        before, after = self.factors
+        handle = grouped_allreduce_async_(
+            [tensor for tensor, _ in packed],
+            name=name,
+            op=self.op,
+            prescale_factor=before,
+            postscale_factor=after,
+            process_set=self.process_set,
+        )
+        finishes = [
+            self.into(gradient, context) for gradient, (_, context) in zip(gradients, packed, strict=True)
+        ]
+
+        def finish(results: list[torch.Tensor]) -> None:
+            for into, result in zip(finishes, results, strict=True):
+                into(result)
+
+        for parameter in group:
+            self.under_way[parameter] = None
+            self.delays[parameter] = 0
+        self.under_way[group[0]] = handle, finish
+
+    def into(self, gradient: torch.Tensor, context: Any) -> Finish:
+        def finish(result: torch.Tensor) -> None:
+            restored = self.compression.decompress(result, context)
+            if restored.data_ptr() != gradient.data_ptr():
+                with torch.no_grad():
+                    gradient.copy_(restored)
+
+        return finish
+
+    def gradient(self, parameter: torch.Tensor) -> torch.Tensor:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        elif parameter.grad.is_sparse and self.sparse_as_dense:
+            parameter.grad = parameter.grad.to_dense()
+        return parameter.grad
+
+    def finish_all(self) -> None:
+        """Reduce what has not been, and wait for all of it."""
+        if self.active:
+            lent = []
+            for parameter in self.names:
+                if parameter not in self.hooked:
+                    self.hook(parameter)
+                if parameter not in self.hooked or self.under_way.get(parameter) is not None:
+                    continue
+                if parameter.grad is None and not parameter.requires_grad:
+                    lent.append(parameter)  # frozen since: it takes part, and stays without a gradient
+                if parameter in self.groups:
+                    name, group = self.groups[parameter]
+                    if self.under_way.get(group[0]) is None:
+                        self.reduce_group(name, group)
+                else:
+                    self.under_way[parameter] = self.reduce(parameter)
+            started_all, self.under_way = [entry for entry in self.under_way.values() if entry], {}
+            for handle, finish in started_all:
+                finish(synchronize(handle))
+            for parameter in lent:
+                parameter.grad = None
+            self.delays = dict.fromkeys(self.delays, self.passes)
+        self.synchronized = True
+
+    @contextlib.contextmanager
+    def skipping(self) -> Iterator[None]:
+        self.should_synchronize = False
+        try:
+            yield
+        finally:
+            self.should_synchronize = True
+
+    def mean(self, loss: Any) -> Any:
+        """A closure's loss over all ranks, so that all of them take the same line search."""
+        if not isinstance(loss, torch.Tensor):
+            return loss
+        op = ReduceOp.Sum if self.op is ReduceOp.Sum else ReduceOp.Average
+        return allreduce(loss.detach(), op=op, process_set=self.process_set)
+
+
+class _GradientOptimizer:
+    """Methods of the wrapped optimizer's class."""
+
+    _hora: _Shared
+
+    def synchronize(self) -> None:
+        """Wait until all gradients are reduced. Then clip or unscale them, and ``step()`` inside
+        ``skip_synchronize()``.
+        """
+        self._hora.finish_all()
+
+    def skip_synchronize(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, ``step()`` uses the gradients as they are: after ``synchronize()``."""
+        return self._hora.skipping()
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Sum so many backward passes from now on."""
+        self._hora.passes = passes
+        self._hora.delays = dict.fromkeys(self._hora.delays, passes)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Reduce the gradients and update the parameters.
+
+        A closure is evaluated with reduced gradients each time that the optimizer calls it, and its loss is
+        the ranks' mean.
+        """
+        shared = self._hora
+        if closure is not None and shared.active and shared.should_synchronize:
+            if shared.under_way:
+                shared.finish_all()
+
+            def reduced() -> Any:
+                loss = closure()
+                shared.finish_all()
+                return shared.mean(loss)
+
+            result = shared.base_step(self, reduced)
+        else:
+            if shared.should_synchronize:
+                if shared.synchronized:
+                    warnings.warn(
+                        "optimizer.step() called without optimizer.skip_synchronize() context after "
+                        "optimizer.synchronize(): all gradients are reduced a second time. Write "
+                        "`with optimizer.skip_synchronize(): optimizer.step()`.",
+                        stacklevel=2,
+                    )
+                shared.finish_all()
+            result = shared.base_step(self, closure)
+        shared.synchronized = False
+        return result
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """As the optimizer's own.
+
+        Raises:
+            AssertionError: reductions are under way, whose results would be lost.
+        """
+        if self._hora.under_way:
+            raise AssertionError(
+                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
+                "optimizer.synchronize(), while gradients are being reduced. Call it before backward()."
+            )
+        self._hora.base.zero_grad(self, *args, **kwargs)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As the optimizer's own; the new parameters are reduced too."""
+        shared = self._hora
+        shared.base.add_param_group(self, param_group)
+        number = len(self.param_groups) - 1  # type: ignore[attr-defined]
+        fresh = self.param_groups[-1]["params"]  # type: ignore[attr-defined]
+        shared.adopt([(f"noname.{number}.{place}", parameter) for place, parameter in enumerate(fresh)])
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """As the optimizer's own; reductions under way are forgotten."""
+        self._hora.reset()
+        self._hora.should_synchronize = True
+        self._hora.base.load_state_dict(self, state_dict)
+
+
+class _AdasumOptimizer(_GradientOptimizer):
+    """Each rank takes its own step; the changes of the weights are combined by Adasum."""
+
+    def synchronize(self) -> None:
+        """Nothing: the changes of the weights are reduced in ``step()``."""
+
+    def skip_synchronize(self) -> contextlib.AbstractContextManager[None]:
+        """Refused.
+
+        Raises:
+            AssertionError: always.
+        """
+        raise AssertionError(
+            "skip_synchronize() has no meaning with op=Adasum: step() reduces changes of weights."
+        )
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters by the combined changes of all ranks."""
+        shared = self._hora
+        before = {parameter: parameter.detach().clone() for parameter in shared.names}
+        result = shared.base_step(self, closure)
+        handles = []
+        with torch.no_grad():
+            for parameter, start in before.items():
+                packed, context = shared.compression.compress(parameter - start)
+                handle = allreduce_async_(
+                    packed,
+                    name=f"delta.{shared.names[parameter]}",
+                    op=shared.op,
+                    process_set=shared.process_set,
+                )
+                handles.append((parameter, start, handle, context))
+            for parameter, start, handle, context in handles:
+                parameter.copy_(start + shared.compression.decompress(synchronize(handle), context))
+        return result
+
+
+def _methods(base: type) -> dict[str, Any]:
+    """What a class and its bases define, for a class made at run time."""
+    found: dict[str, Any] = {}
+    for kind in reversed(base.__mro__[:-1]):
+        found |= {name: value for name, value in vars(kind).items() if not name.startswith("__")}
+    return found
+
+
+def _on_gradient(owner: weakref.ref[_Shared], parameter: torch.Tensor) -> None:
+    """The hook of a parameter, which outlives the optimizer."""
+    shared = owner()
+    if shared is not None:
+        shared.on_gradient(parameter)

@@ -1,0 +1,236 @@
+"""``hvd.init()`` and ``hvd.shutdown()``: the job, and the negotiation on top of it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch.distributed as dist
+
+from hora.core.errors import NotInitializedError
+from hora.core.settings import load
+from hora.torch import _context, _process_sets, _request
+from hora.torch._context import Context
+from hora.torch._process_sets import ProcessSet, global_process_set
+from hora.torch.horovod._client import Client, connect
+from hora.torch.horovod._coordinator import Coordinator
+from hora.torch.horovod._errors import HorovodInternalError
+from hora.torch.horovod._options import Options, options
+from hora.torch.horovod._timeline import Trace
+
+__all__ = ["Session", "init", "is_initialized", "session", "shutdown"]
+
+
+@dataclass(eq=False)
+class Session:
+    """What one ``hvd.init()`` made.
+
+    Attributes:
+        context: the job.
+        client: this rank's side of the negotiation.
+        coordinator: the other side, on rank 0.
+        trace: the timeline; only rank 0's is ever started.
+        dynamic: whether process sets may be added later.
+        optimizer_names: how many optimizers reduce gradients under each name, so that they never clash.
+        owns_job: whether ``shutdown`` leaves the job, too: not if the script called ``hora.torch.init``.
+    """
+
+    context: Context
+    client: Client
+    coordinator: Coordinator | None
+    trace: Trace
+    options: Options
+    dynamic: bool
+    optimizer_names: dict[str, int]
+    owns_job: bool
+
+
+_session: Session | None = None
+_coordinators: list[Coordinator] = []
+"""Those of sessions that have ended here, and go on for ranks that have not."""
+_pid = -1
+"""The process that called ``init``; a forked child has another."""
+
+
+def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+    """Join the job. A second call does nothing, until :func:`shutdown`.
+
+    Args:
+        comm: None, or a list of all ranks. Horovod's subsets of ranks and MPI communicators need MPI.
+        process_sets: sets to make usable at once, the same on every rank; or ``"dynamic"``, to add them
+            later with :func:`add_process_set`.
+
+    Raises:
+        ValueError: another ``comm``, or process sets that cannot be made.
+        WorldError: the ranks do not find each other (see ``hora.torch.init``).
+    """
+    global _session, _pid
+    if _session is not None and _session.context.pid == os.getpid():
+        return
+    _pid = os.getpid()
+    found = options()
+    dynamic = found.dynamic_sets or process_sets == "dynamic"
+    if isinstance(process_sets, str) and process_sets != "dynamic":
+        raise ValueError(f'process_sets={process_sets!r}: give a list of ProcessSet, or "dynamic".')
+    owns_job = not _context.is_initialized()
+    if owns_job:
+        settings = load()
+        if "HOROVOD_GLOO_TIMEOUT_SECONDS" in os.environ and "HORA_TIMEOUT" not in os.environ:
+            with contextlib.suppress(ValueError):
+                settings = replace(settings, timeout=float(os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"]))
+        _context.init(settings=settings)
+    context = _context.context()
+    try:
+        _check_comm(comm, context)
+        _session = _negotiate(context, found, dynamic=dynamic, owns_job=owns_job)
+        if process_sets is not None and not isinstance(process_sets, str):
+            add_all(process_sets)
+    except BaseException:
+        shutdown() if _session is not None else _context.shutdown()
+        raise
+    if found.timeline and found.timeline != "DYNAMIC" and context.world.rank == 0:
+        _session.trace.start(found.timeline, mark_cycles=found.mark_cycles)
+
+
+def shutdown() -> None:
+    """Leave the job. Operations of this rank that wait fail, and those of others that wait for it.
+
+    Without ``init()`` it does nothing. ``init()`` may be called again, any number of times.
+    """
+    global _session
+    ended, _session = _session, None
+    if ended is None or ended.context.pid != os.getpid():
+        return
+    _end(ended, abrupt=False)
+    if ended.owns_job:
+        _context.shutdown()
+
+
+def is_initialized() -> bool:
+    """Whether ``init()`` was called and ``shutdown()`` was not."""
+    return _session is not None
+
+
+def session(function: str) -> Session:
+    """The session, for ``function``, which is named in the error when there is none.
+
+    Raises:
+        NotInitializedError: before ``init()`` or after ``shutdown()``.
+    """
+    if _session is None:
+        raise NotInitializedError(
+            f"Horovod has not been initialized: hvd.{function}() was called before hvd.init().",
+            fix="Call hvd.init() once, at the start of the script.",
+        )
+    return _session
+
+
+def add_all(process_sets: Iterable[ProcessSet]) -> None:
+    """Make several sets usable, on all ranks in the same order."""
+    current = session("add_process_set")
+    for process_set in process_sets:
+        if process_set is not global_process_set:
+            _process_sets.check(process_set, current.context)
+            current.client.add_process_set(process_set)
+
+
+def _check_comm(comm: Any, context: Context) -> None:
+    if comm is None:
+        return
+    everyone = list(range(context.world.size))
+    if isinstance(comm, list | tuple) and (not comm or sorted(comm) == everyone):
+        return
+    raise ValueError(
+        f"comm={comm!r}: subsets of ranks and MPI communicators need MPI, which Hora does not use. "
+        "Write hvd.init(process_sets=[hvd.ProcessSet([0, 1])]) instead."
+    )
+
+
+def _negotiate(context: Context, found: Options, *, dynamic: bool, owns_job: bool) -> Session:
+    trace = Trace()
+    coordinator = None
+    store: Any = dist.distributed_c10d._get_default_store()
+    if context.world.rank == 0:
+        one_host = context.world.host_count == 1
+        coordinator = Coordinator(
+            context.world.size, found, trace, address="127.0.0.1" if one_host else "0.0.0.0"
+        )
+        control, alarm = coordinator.attach()
+        host = "127.0.0.1" if one_host else _own_address(context)
+        store.set("horovod/coordinator", json.dumps([host, coordinator.port, coordinator.token]))
+        coordinator.start()
+    else:
+        host, port, token = json.loads(store.get("horovod/coordinator"))
+        control, alarm = connect(host, port, token, rank=context.world.rank)
+
+    def change_set(process_set: ProcessSet, ranks: Sequence[int]) -> None:
+        if ranks:
+            _process_sets.register(process_set, context)
+        else:
+            _process_sets.remove_process_set(process_set)
+
+    client = Client(context, control, alarm, coordinator=coordinator, trace=trace, change_set=change_set)
+    _request.use(client)
+    made = Session(
+        context=context,
+        client=client,
+        coordinator=coordinator,
+        trace=trace,
+        options=found,
+        dynamic=dynamic,
+        optimizer_names={},
+        owns_job=owns_job,
+    )
+    try:
+        client.wait_for_all(context.settings.timeout)
+    except BaseException:
+        _end(made, abrupt=True)
+        raise
+    return made
+
+
+def _own_address(context: Context) -> str:
+    """Where the other hosts reach rank 0: it serves the store that they have found already."""
+    store = context.settings.store
+    host = urlsplit(store).hostname if store else os.environ.get("MASTER_ADDR")
+    if host is None:
+        raise HorovodInternalError(
+            "Rank 0 does not know its own address. Export MASTER_ADDR and MASTER_PORT in the job script."
+        )
+    return host
+
+
+def _end(ended: Session, *, abrupt: bool) -> None:
+    _coordinators[:] = [coordinator for coordinator in _coordinators if coordinator.alive]
+    _request.use(None)
+    free = ended.client.close(abrupt=abrupt)
+    if ended.coordinator is not None:
+        _coordinators.append(ended.coordinator)
+    ended.trace.stop()
+    if not free:
+        # The executor is stuck in the engine, since a rank is gone. Closing the group would wait for it.
+        for held in (ended.context.group, *ended.context.pending):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+
+
+@atexit.register
+def _at_exit() -> None:
+    """Runs before ``hora.torch``'s own, which closes the group."""
+    global _session
+    if _pid != os.getpid():
+        return
+    failed = getattr(sys, "last_value", None) is not None
+    ended, _session = _session, None
+    if ended is not None:
+        _end(ended, abrupt=failed)
+    # The others may have things to do without this rank; what they ask of it fails at once.
+    for coordinator in _coordinators:
+        coordinator.stop() if failed else coordinator.join()

@@ -1,0 +1,166 @@
+"""What happens between ranks that end, stall, or use Hora and Horovod's interface side by side."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tests.ranks import RankFailure, run_ranks
+
+import hora.torch.horovod as hvd
+
+
+def _killed_while_others_wait(folder: str) -> None:
+    hvd.init()
+    hvd.barrier()
+    if hvd.rank() == 1:
+        Path(folder, "killed").write_text(str(time.time()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        hvd.allreduce(torch.ones(1), name="never")
+    Path(folder, f"told-{hvd.rank()}").write_text(f"{time.time()} {caught.value.echo}")
+    hvd.shutdown()
+
+
+def test_a_dead_rank_is_told_to_all_others_within_two_seconds(tmp_path: Path) -> None:
+    with pytest.raises(RankFailure, match="without a word"):
+        run_ranks(3, _killed_while_others_wait, str(tmp_path))
+    killed = float((tmp_path / "killed").read_text())
+    for rank in (0, 2):
+        told, echo = (tmp_path / f"told-{rank}").read_text().split()
+        assert float(told) - killed < 2.0
+        assert echo == "True"
+
+
+def _coordinator_dies(folder: str) -> None:
+    hvd.init()
+    hvd.barrier()
+    if hvd.rank() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.time()
+    with pytest.raises(hvd.HorovodInternalError):
+        hvd.allreduce(torch.ones(1))
+    Path(folder, "told").write_text(str(time.time() - began))
+    hvd.shutdown()
+
+
+def test_the_death_of_rank_0_is_told_too(tmp_path: Path) -> None:
+    with pytest.raises(RankFailure, match="without a word"):
+        run_ranks(2, _coordinator_dies, str(tmp_path))
+    assert float((tmp_path / "told").read_text()) < 2.0
+
+
+def _stalls() -> None:
+    hvd.init()
+    store = torch.distributed.distributed_c10d._get_default_store()
+    if hvd.rank() == 0:
+        with pytest.raises(hvd.HorovodInternalError, match="stalled"):
+            hvd.allreduce(torch.ones(1), name="alone")
+        store.set("told", "yes")
+    store.get("told")
+    hvd.barrier()
+    hvd.shutdown()
+
+
+def test_a_stall_is_reported_and_ended(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "0.1")
+    monkeypatch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "0.4")
+    run_ranks(2, _stalls)
+    assert "allreduce.alone [missing ranks: 1]" in capfd.readouterr().err
+
+
+def _leaves_early() -> float:
+    hvd.init(process_sets="dynamic")
+    pair = hvd.add_process_set([1, 2])
+    if hvd.rank() == 0:
+        hvd.shutdown()
+        return 0.0
+    with pytest.raises(hvd.HorovodInternalError, match="shut down"):
+        hvd.allreduce(torch.ones(1))
+    result = hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=pair).item()
+    hvd.shutdown()
+    return result
+
+
+def test_a_rank_that_shuts_down_fails_only_what_needs_it() -> None:
+    assert run_ranks(3, _leaves_early) == [0.0, 2.0, 2.0]
+
+
+def _submits_from_two_threads() -> list[float]:
+    import threading
+
+    hvd.init()
+    results = [0.0, 0.0]
+
+    def work(place: int) -> None:
+        for number in range(20):
+            name = f"{place}.{number}"
+            results[place] += hvd.allreduce(torch.ones(1), op=hvd.Sum, name=name).item()
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    hvd.shutdown()
+    return results
+
+
+def test_two_threads_of_a_rank_may_ask() -> None:
+    assert run_ranks(2, _submits_from_two_threads) == [[40.0, 40.0]] * 2
+
+
+def _fuses() -> bool:
+    hvd.init()
+    torch.manual_seed(1)
+    sizes = [1, 17, 1000, 3] * 20
+    dtypes = [torch.float32, torch.int64, torch.float16, torch.float64]
+    tensors = [
+        (torch.arange(size) % 7 + hvd.rank()).to(dtypes[place % 4]) for place, size in enumerate(sizes)
+    ]
+    order = range(len(tensors)) if hvd.rank() == 0 else reversed(range(len(tensors)))
+    handles = {
+        place: (hvd.allreduce_async_ if place % 2 else hvd.allreduce_async)(
+            tensors[place], name=str(place), op=hvd.Sum
+        )
+        for place in order
+    }
+    right = True
+    for place, size in enumerate(sizes):
+        result = hvd.synchronize(handles[place])
+        exact = sum((torch.arange(size) % 7 + rank) for rank in range(hvd.size()))
+        right &= torch.equal(result.double(), exact.double()) and (result is tensors[place]) == bool(
+            place % 2
+        )
+    hvd.shutdown()
+    return right
+
+
+def _alone() -> tuple[float, int, list[int]]:
+    for _ in range(2):
+        hvd.init()
+        model = torch.nn.Linear(1, 1)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        hvd.broadcast_parameters(model.state_dict())
+        hvd.broadcast_optimizer_state(optimizer)
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+        found = hvd.allreduce(torch.ones(1)).item(), hvd.join(), hvd.allgather_object(3)
+        hvd.shutdown()
+    return found
+
+
+def test_one_worker_needs_no_other() -> None:
+    assert run_ranks(1, _alone) == [(1.0, 0, [3])]
+
+
+@pytest.mark.parametrize("threshold", ["0", "4000", "128000000"])
+def test_batches_give_the_same_results(monkeypatch: pytest.MonkeyPatch, threshold: str) -> None:
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", threshold)
+    assert run_ranks(3, _fuses) == [True] * 3
