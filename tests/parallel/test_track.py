@@ -45,6 +45,18 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     return recorder
 
 
+@ranks(1)
+def test_what_is_logged_before_a_break_is_shown(recorder: Recorder) -> None:
+    tracker = hora.track(hora.data_loader((torch.arange(8),), global_batch=4), epochs=3)
+    for _ in tracker:
+        if tracker.step == 2:
+            tracker.log(kind="eval", accuracy=0.875)
+            break
+    assert recorder.closed == 1
+    assert recorder.shown[-1].done == 8
+    assert recorder.shown[-1].values["eval accuracy"] == 0.875
+
+
 @ranks(1, 2)
 def test_samples_of_all_workers_are_counted(recorder: Recorder) -> None:
     loader = hora.data_loader((torch.arange(11),), global_batch=4, tail="uneven")

@@ -93,7 +93,7 @@ def _run(arguments: argparse.Namespace) -> int:
         run_dir=_run_dir_setting() if arguments.run_dir is None else _path(arguments.run_dir),
         prefix=arguments.output_rank_prefix,
         quiet=arguments.quiet,
-        name=arguments.name or title,
+        name=title if arguments.name is None else arguments.name,
         timeout=_seconds(arguments.timeout),
     )
     return run_job(job).exit_code

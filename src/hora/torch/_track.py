@@ -80,8 +80,10 @@ class Tracker(Generic[Batch]):
                     self.samples += self._units()
                     yield batch
                     self._show()
+        except GeneratorExit:
+            self._show()  # the loop was left by break: what was logged since the last batch
+            raise
         finally:
-            self._show()  # what was logged after the last batch, when the loop was left by break
             self._display.close()
 
     def log(self, **values: Any) -> None:
