@@ -95,7 +95,7 @@ def _run(arguments: argparse.Namespace) -> int:
         run_dir=arguments.run_dir or _run_dir_setting(),
         prefix=arguments.output_rank_prefix,
         quiet=arguments.quiet,
-        name=arguments.name or title,
+        name=title if arguments.name is None else arguments.name,
         timeout=_seconds(arguments.timeout),
     )
     return run_job(job).exit_code
