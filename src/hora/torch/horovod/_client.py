@@ -23,11 +23,12 @@ import torch
 from hora.torch._context import Context
 from hora.torch._execute import execute
 from hora.torch._process_sets import ProcessSet
-from hora.torch._request import Kind, ReduceOp, Request
+from hora.torch._request import Request
 from hora.torch.horovod._coordinator import Coordinator
 from hora.torch.horovod._errors import HorovodInternalError
 from hora.torch.horovod._match import Ask, Key
 from hora.torch.horovod._timeline import Trace
+from hora.torch.horovod._translate import describe, run_together, zeros
 
 __all__ = ["Client", "Pending", "connect"]
 
@@ -366,80 +367,3 @@ def connect(host: str, port: int, token: str, *, rank: int) -> tuple[socket.sock
         connection.sendall(f"{token} {json.dumps([rank, alarm])}\n".encode())
         ends.append(connection)
     return ends[0], ends[1]
-
-
-def describe(request: Request) -> Ask:
-    """What the other ranks must agree with."""
-    tensors = request.tensors
-    kind = request.kind
-    reduces = kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER)
-    splits = None
-    if kind is Kind.ALLTOALL:
-        size = len(request.process_set.members)
-        splits = (
-            tuple(request.splits.tolist())
-            if request.splits is not None
-            else (tensors[0].shape[0] // size,) * size
-        )
-    return Ask(
-        kind=kind.value,
-        op=request.op.value if reduces else "",
-        prescale=float(request.prescale) if reduces else 1.0,
-        postscale=float(request.postscale) if reduces else 1.0,
-        root=request.root if kind is Kind.BROADCAST else 0,
-        device="GPU" if any(tensor.is_cuda for tensor in tensors) else "CPU",
-        tensors=tuple((str(tensor.dtype)[len("torch.") :], tuple(tensor.shape)) for tensor in tensors),
-        splits=splits,
-        grouped=request.grouped,
-    )
-
-
-def zeros(key: Key, ask: Ask, context: Context) -> Request:
-    """What a joined rank contributes."""
-    device = context.device if ask.device == "GPU" else torch.device("cpu")
-    process_set = context.process_sets[key[0]] if key[0] else _global()
-    return Request(
-        kind=Kind(ask.kind),
-        tensors=[
-            torch.zeros(shape, dtype=getattr(torch, dtype), device=device) for dtype, shape in ask.tensors
-        ],
-        op=ReduceOp(ask.op) if ask.op else ReduceOp.Sum,
-        prescale=ask.prescale,
-        postscale=ask.postscale,
-        process_set=process_set,
-        grouped=ask.grouped,
-    )
-
-
-def run_together(requests: Sequence[Request]) -> list[Any]:
-    """Several operations as one of the engine; their results, each into its own outputs."""
-    first = requests[0]
-    joint = Request(
-        kind=first.kind,
-        name=first.name,
-        tensors=[request.tensors[0] for request in requests],
-        op=first.op,
-        prescale=first.prescale,
-        postscale=first.postscale,
-        root=first.root,
-        process_set=first.process_set,
-        grouped=True,
-    )
-    if all(request.outputs is not None for request in requests):
-        joint.outputs = [request.outputs[0] for request in requests]  # type: ignore[index]
-        return list(execute(joint))
-    results = []
-    with torch.no_grad():
-        for request, result in zip(requests, execute(joint), strict=True):
-            if request.outputs is not None:
-                request.outputs[0].copy_(result)
-                results.append(request.outputs[0])
-            else:
-                results.append(result.clone())  # not a view that keeps the whole batch alive
-    return results
-
-
-def _global() -> ProcessSet:
-    from hora.torch._process_sets import global_process_set
-
-    return global_process_set
