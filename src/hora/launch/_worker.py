@@ -17,47 +17,15 @@ rank can hang on its way out, in a thread or in a destructor.
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
 from types import ModuleType, TracebackType
 from typing import Any
 
-__all__ = ["looks_like_echo", "main"]
+__all__ = ["main"]
 
 PR_SET_PDEATHSIG = 1
 """From <linux/prctl.h>."""
-
-ECHO_TYPES = (
-    "ConnectionResetError",
-    "BrokenPipeError",
-    "DistBackendError",
-    "DistNetworkError",
-    "DistStoreError",
-)
-
-ECHO_TEXT = re.compile(
-    r"connection (was )?(closed|reset|refused|aborted)( by)?( peer)?"
-    r"|broken pipe|socket closed|connection to rank \d+ lost"
-    r"|failed to recv, got 0 bytes|recvvalue failed|pair closure|read timeout"
-    r"|ncclremoteerror|remote process exited|nccl communicator was aborted|ncclsystemerror",
-    re.IGNORECASE,
-)
-"""What Gloo, NCCL, torch's TCPStore and the socket layer say when a peer has gone."""
-
-
-def looks_like_echo(kind: str, message: str) -> bool:
-    """Whether an exception is what a rank sees of *another* rank's end.
-
-    Args:
-        kind: the exception's class name.
-        message: its text. For exceptions of general classes the text alone decides.
-    """
-    return kind in ECHO_TYPES or (
-        kind
-        in ("RuntimeError", "OSError", "ConnectionError", "ConnectionRefusedError", "ConnectionAbortedError")
-        and ECHO_TEXT.search(message) is not None
-    )
 
 
 def main() -> None:
@@ -267,7 +235,7 @@ def _record(error: BaseException, path: str, notify: int) -> None:
     _failed_with = error.code & 0xFF if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
     rank = os.environ["HORA_RANK"]
     try:
-        details = _describe(error)
+        details = _sibling("_record").describe(error)
     except Exception as problem:  # noqa: BLE001 - the failure itself must get through whatever its parts do
         details = _bare(error, problem)
     record = {"rank": int(rank), "time": now, **details}
@@ -277,7 +245,7 @@ def _record(error: BaseException, path: str, notify: int) -> None:
         os.replace(path + ".new", path)
         news = f"{rank}\n"
     except OSError:
-        news = json.dumps(_shortened(record), ensure_ascii=False) + "\n"
+        news = json.dumps(_sibling("_record").shortened(record), ensure_ascii=False) + "\n"
         _remove(path + ".new")
     # torch.distributed puts a hook of its own in place, which prints the traceback once more.
     if sys.excepthook is sys.__excepthook__ or str(sys.excepthook.__module__).startswith("torch."):
@@ -288,16 +256,17 @@ def _record(error: BaseException, path: str, notify: int) -> None:
         return
 
 
-def _shortened(record: dict[str, Any]) -> dict[str, Any]:
-    """As much of a record as a pipe takes in one piece (PIPE_BUF, 4096 bytes on Linux)."""
-    head, tail = (record["traceback"][:600], record["traceback"][-900:])
-    whole = len(record["traceback"]) <= 1500
-    return record | {
-        "message": record["message"][:300],
-        "traceback": record["traceback"] if whole else f"{head} ...\n... {tail}",
-        "where": None,
-        "hora": record["hora"] and {key: text[:300] for key, text in record["hora"].items()},
-    }
+def _sibling(name: str) -> Any:
+    """Another file of this folder, found by path: ``sys.path`` is the user's."""
+    import importlib.util
+
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"hora_launch{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _remove(path: str) -> None:
@@ -329,97 +298,10 @@ def _say_nothing(kind: type[BaseException], error: BaseException, trace: Traceba
     return
 
 
-def _describe(error: BaseException) -> dict[str, Any]:
-    import traceback
-
-    details = traceback.TracebackException.from_exception(error)
-    frames = list(traceback.extract_tb(error.__traceback__))
-    _strip(details, set())
-    kind = type(error).__name__
-    if type(error).__module__ not in ("builtins", "__main__"):
-        kind = f"{type(error).__module__}.{kind}"
-    return {
-        "type": kind,
-        "message": _text(error),
-        "traceback": "".join(details.format()),
-        "where": _own_line(frames),
-        "hora": _hora_parts(error),
-        "echo": _is_echo(error),
-        "exit": isinstance(error, SystemExit),
-        "code": error.code & 0xFF if isinstance(error, SystemExit) and isinstance(error.code, int) else 1,
-    }
-
-
 def _bare(error: BaseException, problem: Exception) -> dict[str, Any]:
     kind = type(error).__name__
     text = f"{kind}\n(no traceback: {type(problem).__name__} while it was made)\n"
     return {"type": kind, "message": "", "traceback": text, "echo": False, "exit": False, "code": 1}
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - a broken __str__ must not hide the failure
-        return "(its text cannot be shown: str() of it raises)"
-
-
-def _hora_parts(error: BaseException) -> dict[str, str] | None:
-    errors = sys.modules.get("hora.core.errors")
-    if errors is None or not isinstance(error, errors.HoraError):
-        return None
-    return {"what": str(error.what), "fix": str(error.fix), "slug": str(error.slug)}
-
-
-def _is_echo(error: BaseException) -> bool:
-    seen = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        if getattr(current, "echo", False) is True or looks_like_echo(type(current).__name__, _text(current)):
-            return True
-        # `raise X from echo` is an echo; so is the sys.exit(1) of a handler that caught one.
-        current = current.__cause__ or (current.__context__ if isinstance(current, SystemExit) else None)
-    return False
-
-
-def _strip(details: Any, seen: set[int]) -> None:
-    """Take our own frames, and those of the import machinery, out of a traceback and its causes."""
-    import traceback
-
-    if details is None or id(details) in seen:
-        return
-    seen.add(id(details))
-    details.stack = traceback.StackSummary.from_list(
-        [frame for frame in details.stack if not _ours(frame.filename)]
-    )
-    _strip(details.__cause__, seen)
-    _strip(details.__context__, seen)
-    for inner in getattr(details, "exceptions", None) or ():
-        _strip(inner, seen)
-
-
-def _ours(filename: str) -> bool:
-    return filename == __file__ or filename.startswith(
-        ("<frozen importlib", "<frozen runpy", "<frozen zipimport")
-    )
-
-
-def _own_line(frames: list[Any]) -> dict[str, Any] | None:
-    """The deepest line of the user's own code: not in Hora, not installed, not of the standard library."""
-    hora = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    library = os.path.dirname(os.__file__)
-    rest = [frame for frame in frames if not _ours(frame.filename)]
-    for foreign in ((hora, library, "site-packages", "dist-packages", "<frozen"), (hora, "<frozen")):
-        for frame in reversed(rest):
-            name = frame.filename  # relative only where the user named the script so
-            if not any(name.startswith(part) or f"/{part}/" in name for part in foreign):
-                return {
-                    "file": frame.filename,
-                    "line": frame.lineno,
-                    "function": frame.name,
-                    "code": frame.line or "",
-                }
-    return None
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hora.core.rundir import RunDirectory
-from hora.launch import _worker
+from hora.launch import _record, _worker
 
 __all__ = ["Failure", "Outcome", "judge", "parse_record", "read_record", "signal_name"]
 
@@ -85,7 +85,7 @@ class Outcome:
         """Whether it failed because another rank had gone: a lost connection, say."""
         if self.record is not None:
             return bool(self.record["echo"])
-        return -self.code in ABORTS and any(_worker.ECHO_TEXT.search(line) for line in self.tail)
+        return -self.code in ABORTS and any(_record.ECHO_TEXT.search(line) for line in self.tail)
 
     @property
     def exit_code(self) -> int:

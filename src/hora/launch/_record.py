@@ -1,0 +1,145 @@
+"""What a rank says about the exception that it ends with.
+
+Loaded by path when a rank fails, by a program that must not import anything else of Hora (see
+``_worker.py``), and by the launcher, which judges the same texts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import Any
+
+__all__ = ["ECHO_TEXT", "describe", "looks_like_echo", "shortened"]
+
+ECHO_TYPES = (
+    "ConnectionResetError",
+    "BrokenPipeError",
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
+)
+
+ECHO_TEXT = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)( by)?( peer)?"
+    r"|broken pipe|socket closed|connection to rank \d+ lost"
+    r"|failed to recv, got 0 bytes|recvvalue failed|pair closure|read timeout"
+    r"|ncclremoteerror|remote process exited|nccl communicator was aborted|ncclsystemerror",
+    re.IGNORECASE,
+)
+"""What Gloo, NCCL, torch's TCPStore and the socket layer say when a peer has gone."""
+
+
+def looks_like_echo(kind: str, message: str) -> bool:
+    """Whether an exception is what a rank sees of *another* rank's end.
+
+    Args:
+        kind: the exception's class name.
+        message: its text. For exceptions of general classes the text alone decides.
+    """
+    return kind in ECHO_TYPES or (
+        kind
+        in ("RuntimeError", "OSError", "ConnectionError", "ConnectionRefusedError", "ConnectionAbortedError")
+        and ECHO_TEXT.search(message) is not None
+    )
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """Kind, message, traceback without our own frames, the user's line, and whether it is an echo."""
+    import traceback
+
+    details = traceback.TracebackException.from_exception(error)
+    frames = list(traceback.extract_tb(error.__traceback__))
+    _strip(details, set())
+    kind = type(error).__name__
+    if type(error).__module__ not in ("builtins", "__main__"):
+        kind = f"{type(error).__module__}.{kind}"
+    return {
+        "type": kind,
+        "message": _text(error),
+        "traceback": "".join(details.format()),
+        "where": _own_line(frames),
+        "hora": _hora_parts(error),
+        "echo": _is_echo(error),
+        "exit": isinstance(error, SystemExit),
+        "code": error.code & 0xFF if isinstance(error, SystemExit) and isinstance(error.code, int) else 1,
+    }
+
+
+def shortened(record: dict[str, Any]) -> dict[str, Any]:
+    """As much of a record as a pipe takes in one piece (PIPE_BUF, 4096 bytes on Linux)."""
+    head, tail = (record["traceback"][:600], record["traceback"][-900:])
+    whole = len(record["traceback"]) <= 1500
+    return record | {
+        "message": record["message"][:300],
+        "traceback": record["traceback"] if whole else f"{head} ...\n... {tail}",
+        "where": None,
+        "hora": record["hora"] and {key: text[:300] for key, text in record["hora"].items()},
+    }
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a broken __str__ must not hide the failure
+        return "(its text cannot be shown: str() of it raises)"
+
+
+def _hora_parts(error: BaseException) -> dict[str, str] | None:
+    errors = sys.modules.get("hora.core.errors")
+    if errors is None or not isinstance(error, errors.HoraError):
+        return None
+    return {"what": str(error.what), "fix": str(error.fix), "slug": str(error.slug)}
+
+
+def _is_echo(error: BaseException) -> bool:
+    seen = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        if getattr(current, "echo", False) is True or looks_like_echo(type(current).__name__, _text(current)):
+            return True
+        # `raise X from echo` is an echo; so is the sys.exit(1) of a handler that caught one.
+        current = current.__cause__ or (current.__context__ if isinstance(current, SystemExit) else None)
+    return False
+
+
+def _strip(details: Any, seen: set[int]) -> None:
+    """Take our own frames, and those of the import machinery, out of a traceback and its causes."""
+    import traceback
+
+    if details is None or id(details) in seen:
+        return
+    seen.add(id(details))
+    details.stack = traceback.StackSummary.from_list(
+        [frame for frame in details.stack if not _ours(frame.filename)]
+    )
+    _strip(details.__cause__, seen)
+    _strip(details.__context__, seen)
+    for inner in getattr(details, "exceptions", None) or ():
+        _strip(inner, seen)
+
+
+def _ours(filename: str) -> bool:
+    return filename.startswith(os.path.dirname(__file__) + os.sep) or filename.startswith(
+        ("<frozen importlib", "<frozen runpy", "<frozen zipimport")
+    )
+
+
+def _own_line(frames: list[Any]) -> dict[str, Any] | None:
+    """The deepest line of the user's own code: not in Hora, not installed, not of the standard library."""
+    hora = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    library = os.path.dirname(os.__file__)
+    rest = [frame for frame in frames if not _ours(frame.filename)]
+    for foreign in ((hora, library, "site-packages", "dist-packages", "<frozen"), (hora, "<frozen")):
+        for frame in reversed(rest):
+            name = frame.filename  # relative only where the user named the script so
+            if not any(name.startswith(part) or f"/{part}/" in name for part in foreign):
+                return {
+                    "file": frame.filename,
+                    "line": frame.lineno,
+                    "function": frame.name,
+                    "code": frame.line or "",
+                }
+    return None
