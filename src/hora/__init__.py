@@ -24,4 +24,5 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("hora.launch").run
     if name in ("HoraError", "JobFailedError"):
         return getattr(importlib.import_module("hora.core.errors"), name)
-    raise AttributeError(f"module 'hora' has no attribute {name!r}")
+    hint = "" if name.startswith("__") else "; for PyTorch write: import hora.torch as hora"
+    raise AttributeError(f"module 'hora' has no attribute {name!r}{hint}")

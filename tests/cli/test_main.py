@@ -75,6 +75,7 @@ def test_settings_shows_value_and_source() -> None:
 
 def test_explain_prints_the_page_of_an_error() -> None:
     assert hora("explain", "world").stdout.startswith("# WorldError")
+    assert hora("explain", "WorldError").stdout.startswith("# WorldError")
     assert "global-batch" in hora("explain").stdout.split()
     wrong = hora("explain", "wrold")
     assert wrong.returncode == 2

@@ -366,3 +366,9 @@ def test_a_failure_is_told_whole_although_the_disk_cannot_take_its_record(bench:
     assert "ValueError: lost 🏖 at sea" in ended.err
     assert ended.err.count("Traceback") == 1
     assert "cannot be written" not in ended.err
+
+
+def test_a_horovod_script_without_the_flag_is_told_about_it(bench: Bench) -> None:
+    ended = bench("import horovod.torch as hvd", workers=1)
+    assert ended.code == 1
+    assert "run with: hora run --horovod" in ended.err

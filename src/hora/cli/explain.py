@@ -28,7 +28,8 @@ def main(arguments: argparse.Namespace) -> int:
         for slug in sorted(pages):
             print(slug)
         return 0
-    page = pages.get(arguments.slug)
+    by_class = {getattr(errors, name).__name__: getattr(errors, name).slug for name in errors.__all__}
+    page = pages.get(by_class.get(arguments.slug, arguments.slug))
     if page is None:
         near = difflib.get_close_matches(arguments.slug, pages, n=1)
         hint = f"Did you mean `hora explain {near[0]}`?" if near else "`hora explain` lists them all."

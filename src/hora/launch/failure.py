@@ -248,6 +248,8 @@ def _details(first: Outcome) -> list[str]:
             lines.insert(0, code)
     else:
         lines = record["traceback"].rstrip().splitlines()
+        if record["type"] == "ModuleNotFoundError" and "'horovod" in record["message"]:
+            lines.append("Scripts written for horovod.torch run with: hora run --horovod -np 2 script.py")
     if first.memory and first.code != -signal.SIGKILL:
         lines.append(f"The kernel's out-of-memory killer ran during the job: {first.memory}.")
     return lines
