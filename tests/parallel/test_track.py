@@ -45,6 +45,16 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     return recorder
 
 
+@ranks(1, 2)
+def test_steps_go_on_counting_after_a_resume(recorder: Recorder) -> None:
+    loader = hora.data_loader((torch.arange(11),), global_batch=4, tail="uneven")  # 3 steps per epoch
+    for position, step in ((0, 1), (4, 2), (8, 3), (11, 4), (26, 8)):
+        loader.load_state_dict({"position": position})
+        tracker = hora.track(loader, epochs=3)
+        next(iter(tracker))
+        assert tracker.step == step
+
+
 @ranks(1)
 def test_what_is_logged_before_a_break_is_shown(recorder: Recorder) -> None:
     tracker = hora.track(hora.data_loader((torch.arange(8),), global_batch=4), epochs=3)

@@ -82,6 +82,14 @@ def test_a_finished_run(tmp_path: Path) -> None:
     assert "The training loss includes label smoothing" in page.text
 
 
+def test_a_record_without_a_loss_is_not_one_whose_loss_is_no_number(tmp_path: Path) -> None:
+    run = samples.finished(tmp_path / "run")
+    run.append_metrics({"kind": "train", "step": 700, "epoch": 8.0, "time": 71.0, "gradient_norm": 1.5})
+    assert "not a finite number" not in page_of(run).text
+    run.append_metrics({"kind": "train", "step": 701, "epoch": 8.0, "time": 71.1, "loss": float("nan")})
+    assert "The training loss is not a finite number in 1 of" in page_of(run).text
+
+
 def test_a_missed_target(tmp_path: Path) -> None:
     page = page_of(samples.finished(tmp_path / "run", reached=False))
     assert page.heading == "Target missed: 0.8476 accuracy after 8 epochs, 71 s"

@@ -182,8 +182,10 @@ def _levels(values: Sequence[float]) -> tuple[float, float, float, float, float]
 
 
 def _points(records: Sequence[Record], x_name: str, field: str) -> list[Point]:
-    """All records that have an x, without leading and trailing ones that lack the field."""
-    points = [(getattr(record, x_name), getattr(record, field)) for record in records]
+    """All records that have an x and the field, a number or not; none if no number is among them."""
+    points = [
+        (getattr(record, x_name), getattr(record, field)) for record in records if field not in record.missing
+    ]
     points = [point for point in points if math.isfinite(point[0])]
     return points if any(math.isfinite(y) for _, y in points) else []
 

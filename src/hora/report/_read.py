@@ -33,7 +33,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 class Record(NamedTuple):  # there may be 100,000 of them; a frozen dataclass takes three times as long
-    """One line of ``metrics.jsonl``; what is missing or not a number is NaN."""
+    """One line of ``metrics.jsonl``; what is missing or not a number is NaN. ``missing`` tells which."""
 
     step: float
     epoch: float
@@ -42,6 +42,7 @@ class Record(NamedTuple):  # there may be 100,000 of them; a frozen dataclass ta
     accuracy: float
     rate: float
     learning_rate: float
+    missing: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +188,9 @@ def _json(text: str) -> dict[str, Any] | None:
 
 
 def _record(record: dict[str, Any]) -> Record:
+    names = {"loss": "loss", "accuracy": "accuracy", "rate": "samples_per_second", "learning_rate": "lr"}
     return Record(
+        missing=tuple(field for field, name in names.items() if name not in record),
         step=real(record.get("step")),
         epoch=real(record.get("epoch")),
         time=real(record.get("time")),

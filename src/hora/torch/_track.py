@@ -42,7 +42,7 @@ class Tracker(Generic[Batch]):
     """Iterates over batches and shows progress; made by :func:`track`.
 
     Attributes:
-        step: steps handed out so far.
+        step: steps of the training so far, those before a resume included.
         epoch: the current epoch; the first is 0.
         samples: samples of all workers up to and with the current batch (steps, if not a loader's).
     """
@@ -62,7 +62,7 @@ class Tracker(Generic[Batch]):
         self._started = time.perf_counter()
         self._recent: collections.deque[tuple[float, int]] = collections.deque()
         self._logged: tuple[float, int] = (self._started, 0)
-        self.step = 0
+        self.step = self._steps_before()
         self.epoch = first
         self.samples = self._done_before()
 
@@ -104,13 +104,14 @@ class Tracker(Generic[Batch]):
         now = time.perf_counter()
         since, before = self._logged
         self._logged = (now, self.samples)
-        record = {
+        record: dict[str, Any] = {
             "kind": "train",
             "step": self.step,
             "epoch": self._fractional_epoch(),
             "time": now - self._started,
-            "samples_per_second": (self.samples - before) / max(now - since, 1e-9),
         }
+        if self.samples > before:
+            record["samples_per_second"] = (self.samples - before) / max(now - since, 1e-9)
         self._context.run.append_metrics(record | plain)
 
     def note(self, text: str) -> None:
@@ -162,6 +163,13 @@ class Tracker(Generic[Batch]):
         if self._own is None:
             return 0
         return self._own.epoch * self._per_epoch() + self._own.state_dict()["position"] % self._own.samples
+
+    def _steps_before(self) -> int:
+        """Steps of the whole training that a resumed one does not make again."""
+        if self._own is None:
+            return 0
+        inside = self._own.state_dict()["position"] % self._own.samples
+        return self._own.epoch * len(self._own) + -(-inside // self._own.global_batch)
 
     def _fractional_epoch(self) -> float:
         per_epoch = self._per_epoch()
