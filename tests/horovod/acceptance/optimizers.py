@@ -388,6 +388,20 @@ def test_process_set_of_one_optimizer():
     assert hvd.remove_process_set(pair)
 
 
+def test_optimizer_that_members_alone_have_made():
+    first = hvd.add_process_set([0])
+    model = torch.nn.Linear(1, 1, bias=False)
+    names = [("members.weight", model.weight)]
+    if first.included():
+        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), names, process_set=first)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), names)
+    torch.nn.init.zeros_(model.weight)
+    model(torch.full((1, 1), float(hvd.rank()))).sum().backward()
+    optimizer.step()
+    assert model.weight.item() == -(hvd.size() - 1) / 2
+    assert hvd.remove_process_set(first)
+
+
 def test_uneven_data_ends_with_join():
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)

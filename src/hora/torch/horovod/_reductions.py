@@ -69,10 +69,13 @@ class Reductions:
 
     def adopt(self, pairs: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Take parameters in. Names that other optimizers reduce gradients under get a number more."""
+        # By process set, as its members alone may have made the other optimizers.
+        set_id = self.process_set.process_set_id or 0
         taken = session("DistributedOptimizer").optimizer_names
-        number = max((taken.get(name, 0) for name, _ in pairs), default=0)
+        number = max((taken.get((set_id, name), 0) for name, _ in pairs), default=0)
         for name, parameter in pairs:
-            taken[name] = number + 1
+            if self.active:
+                taken[set_id, name] = number + 1
             self.names[parameter] = f"{name}#{number}" if number else name
             self.delays[parameter] = self.passes
             self.hook(parameter)
