@@ -379,9 +379,36 @@ def test_duplicate_names(kind):
     hvd.barrier()
     if hvd.rank() == 0:
         assert not hvd.poll(first)
-    else:
+    hvd.barrier()
+    if hvd.rank() > 0:
         first = start()
     hvd.synchronize(first)
+
+
+def test_a_name_is_held_until_this_rank_has_waited():
+    """However fast the first operation ends: the last rank to ask finds all others waiting."""
+    for number in range(30):
+        if hvd.rank() > 0:
+            hvd.allreduce_async(torch.ones(1), name=f"held.{number}")
+        hvd.barrier()
+        if hvd.rank() == 0:
+            first = hvd.allreduce_async(torch.ones(1), name=f"held.{number}")
+            with pytest.raises(ValueError, match="Duplicate"):
+                hvd.allreduce_async(torch.ones(1), name=f"held.{number}")
+            while not hvd.poll(first):
+                pass
+        hvd.barrier()
+    handle = hvd.allreduce_async(torch.ones(1), name="again")
+    while not hvd.poll(handle):
+        pass
+    hvd.synchronize(hvd.allreduce_async(torch.ones(1), name="again"))
+
+
+def test_numbers_for_operations_and_roots():
+    assert hvd.allreduce(torch.ones(1), op=1).item() == hvd.size()
+    assert hvd.allreduce(torch.tensor(float(hvd.rank())), op=4).item() == hvd.size() - 1
+    assert hvd.broadcast(torch.tensor(hvd.rank()), np.int64(1)).item() == 1
+    assert hvd.broadcast_object(hvd.rank(), root_rank=np.int32(1)) == 1
 
 
 def test_wrong_arguments():
@@ -498,7 +525,8 @@ def test_an_operation_that_one_rank_lacks_holds_nobody_up():
     hvd.barrier()
     if hvd.rank() == 0:
         assert not hvd.poll(handle)
-    else:
+    hvd.barrier()
+    if hvd.rank() > 0:
         handle = hvd.allreduce_async(torch.ones(2), name="late")
     assert hvd.synchronize(handle).tolist() == [1.0, 1.0]
 
@@ -510,6 +538,8 @@ def test_timeline(tmp_path):
     hvd.start_timeline(str(path), mark_cycles=True)
     hvd.allreduce(torch.ones(3), name="traced")
     time.sleep(0.05)
+    if hvd.rank() == 0:
+        assert "NEGOTIATE_ALLREDUCE" in path.read_text()  # while it is being written
     hvd.stop_timeline()
     if hvd.rank() == 0:
         text = path.read_text()

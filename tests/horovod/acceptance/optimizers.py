@@ -357,6 +357,24 @@ def test_sparse_gradients(as_dense):
     assert torch.allclose(plain.weight, model.weight, atol=1e-6)
 
 
+@pytest.mark.parametrize("as_dense", [True, False])
+def test_sparse_gradients_stay_sparse(as_dense):
+    """SparseAdam takes no others."""
+    model = torch.nn.Embedding(6, 2, sparse=True)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SparseAdam(list(model.parameters()), lr=0.1), sparse_as_dense=as_dense
+    )
+    optimizer.zero_grad()
+    model(torch.tensor([0, 1 + hvd.rank()])).sum().backward()
+    optimizer.step()
+    assert model.weight.grad.is_sparse
+    touched = torch.cat(
+        [torch.ones(1), torch.full((hvd.size(),), 1 / hvd.size()), torch.zeros(5 - hvd.size())]
+    )
+    assert torch.allclose(model.weight.grad.to_dense(), touched.unsqueeze(1).expand(6, 2))
+
+
 def test_process_set_of_one_optimizer():
     pair = hvd.add_process_set([0])
     model = torch.nn.Linear(1, 1, bias=False)
@@ -368,6 +386,20 @@ def test_process_set_of_one_optimizer():
     optimizer.step()
     assert model.weight.item() == -(hvd.rank() + 1)
     assert hvd.remove_process_set(pair)
+
+
+def test_optimizer_that_members_alone_have_made():
+    first = hvd.add_process_set([0])
+    model = torch.nn.Linear(1, 1, bias=False)
+    names = [("members.weight", model.weight)]
+    if first.included():
+        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), names, process_set=first)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), names)
+    torch.nn.init.zeros_(model.weight)
+    model(torch.full((1, 1), float(hvd.rank()))).sum().backward()
+    optimizer.step()
+    assert model.weight.item() == -(hvd.size() - 1) / 2
+    assert hvd.remove_process_set(first)
 
 
 def test_uneven_data_ends_with_join():
@@ -480,11 +512,14 @@ def test_elastic_names_say_that_they_are_to_come():
 
 
 def test_names_of_private_modules():
+    import horovod.common.elastic
     import horovod.common.exceptions
     import horovod.common.process_sets
     import horovod.common.util
     import horovod.torch.compression
     import horovod.torch.elastic
+    import horovod.torch.elastic.sampler
+    import horovod.torch.elastic.state
     import horovod.torch.functions
     import horovod.torch.mpi_ops
     import horovod.torch.optimizer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hora.torch._arguments import operation
 from hora.torch._request import ReduceOp
+from hora.torch.horovod._operations import by_number
 
 __all__ = ["handle_average_backwards_compatibility", "num_rank_is_power_2"]
 
@@ -14,7 +15,7 @@ def handle_average_backwards_compatibility(op: ReduceOp | None, average: bool | 
     Raises:
         ValueError: both are given.
     """
-    return operation(average, op, function="allreduce")
+    return operation(average, by_number(op), function="allreduce")
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:

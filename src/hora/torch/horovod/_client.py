@@ -37,6 +37,9 @@ PATIENCE = 0.05
 
 READY: Key = (0, "init")
 
+NAME_SECONDS = 0.05
+"""How long an operation holds its name after it was asked for, while this rank has waited for nothing."""
+
 LEAVE_SECONDS = 2.0
 """How long shutdown waits for an executor that may be stuck in the engine, because a rank is gone."""
 
@@ -52,6 +55,7 @@ class Pending:
         "key",
         "process_set",
         "ready",
+        "recent",
         "request",
         "rows",
     )
@@ -65,17 +69,22 @@ class Pending:
         self.coordinator: Coordinator | None = None
         self.rows: list[list[int]] | None = None
         self.ready: Any = None
+        self.recent: dict[Key, float] = {}
         self._event = threading.Event()
         self._result: Any = None
         self._error: BaseException | None = None
 
     def done(self) -> bool:
-        return self._event.is_set()
+        ended = self._event.is_set()
+        if ended:
+            self.recent.pop(self.key, None)
+        return ended
 
     def wait(self) -> Any:
         if self.coordinator is not None and not self._event.wait(PATIENCE):
             self.coordinator.wake()  # it sleeps, and nobody else has told it to watch this operation
         self._event.wait()
+        self.recent.clear()
         if self._error is not None:
             raise self._error
         return self._result
@@ -133,6 +142,7 @@ class Client:
         self._lock = threading.Lock()
         self._sending = threading.Lock()
         self._waiting: dict[Key, Pending] = {}
+        self._recent: dict[Key, float] = {}
         self._counters: defaultdict[tuple[int, str], itertools.count[int]] = defaultdict(itertools.count)
         self._broken: str | None = None
         self._ready = Pending(READY)
@@ -229,12 +239,16 @@ class Client:
         with self._lock:
             if self._broken is not None:
                 raise _gone(self._broken)
-            if pending.key in self._waiting:
+            # Whether the first has ended by now is chance, unless this rank has waited: always refused.
+            now = time.monotonic()
+            if pending.key in self._waiting or now < self._recent.get(pending.key, 0.0) + NAME_SECONDS:
                 raise ValueError(
                     f"Duplicate name: {pending.key[1]} is under way on this rank. Wait for it with "
                     "hvd.synchronize(handle), or give this operation another name."
                 )
             self._waiting[pending.key] = pending
+            self._recent[pending.key] = now
+            pending.recent = self._recent
 
     def _tell(self, message: list[Any]) -> None:
         if self._coordinator is not None:

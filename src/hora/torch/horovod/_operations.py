@@ -11,11 +11,14 @@ import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
+
 from hora.core.errors import CollectiveError, UsageError
 from hora.torch import _collectives, _exchange, _reducescatter, _sparse
 from hora.torch._handles import Handle
 from hora.torch._handles import poll as _poll
 from hora.torch._handles import synchronize as _synchronize
+from hora.torch._request import ReduceOp
 from hora.torch.horovod._errors import HorovodInternalError
 
 __all__ = [
@@ -33,6 +36,7 @@ __all__ = [
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
+    "by_number",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -52,6 +56,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+_OPS = (ReduceOp.Average, ReduceOp.Sum, ReduceOp.Adasum, ReduceOp.Min, ReduceOp.Max, ReduceOp.Product)
+"""By Horovod's numbers."""
+
+
 class InvalidArgumentError(CollectiveError, HorovodInternalError):
     """An operation was given something that it cannot take."""
 
@@ -61,12 +69,28 @@ class InvalidArgumentError(CollectiveError, HorovodInternalError):
 def _as_horovod(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        if "op" in kwargs:
+            kwargs["op"] = by_number(kwargs["op"])
         try:
             return function(*args, **kwargs)
         except UsageError as error:
             if isinstance(error, HorovodInternalError):
                 raise
             raise InvalidArgumentError(error.what, fix=error.fix) from error
+
+    return wrapped
+
+
+def _plain_root(function: Callable[P, R]) -> Callable[P, R]:
+    """Takes the root as an integer of numpy too."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> R:
+        if len(args) > 1 and isinstance(args[1], np.integer):
+            args = (args[0], int(args[1]), *args[2:])
+        elif isinstance(kwargs.get("root_rank"), np.integer):
+            kwargs["root_rank"] = int(kwargs["root_rank"])
+        return function(*args, **kwargs)
 
     return wrapped
 
@@ -83,10 +107,10 @@ allgather = _as_horovod(_exchange.allgather)
 allgather_async = _as_horovod(_exchange.allgather_async)
 grouped_allgather = _as_horovod(_exchange.grouped_allgather)
 grouped_allgather_async = _as_horovod(_exchange.grouped_allgather_async)
-broadcast = _as_horovod(_exchange.broadcast)
-broadcast_ = _as_horovod(_exchange.broadcast_)
-broadcast_async = _as_horovod(_exchange.broadcast_async)
-broadcast_async_ = _as_horovod(_exchange.broadcast_async_)
+broadcast = _plain_root(_as_horovod(_exchange.broadcast))
+broadcast_ = _plain_root(_as_horovod(_exchange.broadcast_))
+broadcast_async = _plain_root(_as_horovod(_exchange.broadcast_async))
+broadcast_async_ = _plain_root(_as_horovod(_exchange.broadcast_async_))
 alltoall = _as_horovod(_exchange.alltoall)
 alltoall_async = _as_horovod(_exchange.alltoall_async)
 barrier = _as_horovod(_exchange.barrier)
@@ -96,6 +120,13 @@ grouped_reducescatter = _as_horovod(_reducescatter.grouped_reducescatter)
 grouped_reducescatter_async = _as_horovod(_reducescatter.grouped_reducescatter_async)
 sparse_allreduce_async = _as_horovod(_sparse.sparse_allreduce_async)
 poll = _as_horovod(_poll)
+
+
+def by_number(op: Any) -> Any:
+    """The operation that Horovod has under a number; anything else as it is."""
+    if isinstance(op, int) and not isinstance(op, bool) and 0 <= op < len(_OPS):
+        return _OPS[op]
+    return op
 
 
 def synchronize(handle: Handle) -> Any:

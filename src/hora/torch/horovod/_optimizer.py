@@ -21,6 +21,7 @@ from hora.torch._request import ReduceOp
 from hora.torch.horovod._arguments import check_arguments
 from hora.torch.horovod._operations import (
     allreduce_async_,
+    by_number,
     synchronize,
 )
 from hora.torch.horovod._reductions import Reductions
@@ -61,6 +62,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's
     if num_groups != 0:
         warnings.warn("num_groups is deprecated; write groups=.", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
+    op = by_number(op)
     check_arguments(
         backward_passes_per_step=backward_passes_per_step,
         op=op,

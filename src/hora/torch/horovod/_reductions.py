@@ -69,10 +69,13 @@ class Reductions:
 
     def adopt(self, pairs: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Take parameters in. Names that other optimizers reduce gradients under get a number more."""
+        # By process set, as its members alone may have made the other optimizers.
+        set_id = self.process_set.process_set_id or 0
         taken = session("DistributedOptimizer").optimizer_names
-        number = max((taken.get(name, 0) for name, _ in pairs), default=0)
+        number = max((taken.get((set_id, name), 0) for name, _ in pairs), default=0)
         for name, parameter in pairs:
-            taken[name] = number + 1
+            if self.active:
+                taken[set_id, name] = number + 1
             self.names[parameter] = f"{name}#{number}" if number else name
             self.delays[parameter] = self.passes
             self.hook(parameter)
@@ -131,7 +134,7 @@ class Reductions:
             postscale_factor=after,
             process_set=self.process_set,
         )
-        return handle, self.into(gradient, context)
+        return handle, self.into(parameter, gradient, context)
 
     def reduce_group(self, name: str, group: list[torch.Tensor]) -> None:
         gradients = [self.gradient(parameter) for parameter in group]
@@ -146,7 +149,8 @@ class Reductions:
             process_set=self.process_set,
         )
         finishes = [
-            self.into(gradient, context) for gradient, (_, context) in zip(gradients, packed, strict=True)
+            self.into(parameter, gradient, context)
+            for parameter, gradient, (_, context) in zip(group, gradients, packed, strict=True)
         ]
 
         def finish(results: list[torch.Tensor]) -> None:
@@ -158,20 +162,25 @@ class Reductions:
             self.delays[parameter] = 0
         self.under_way[group[0]] = handle, finish
 
-    def into(self, gradient: torch.Tensor, context: Any) -> Finish:
+    def into(self, parameter: torch.Tensor, gradient: torch.Tensor, context: Any) -> Finish:
+        was_sparse = parameter.grad is not None and parameter.grad.is_sparse
+
         def finish(result: torch.Tensor) -> None:
             restored = self.compression.decompress(result, context)
-            if restored.data_ptr() != gradient.data_ptr():
+            if was_sparse:  # what was reduced densely comes back sparse: SparseAdam takes nothing else
+                parameter.grad = restored.to_sparse()
+            elif restored.data_ptr() != gradient.data_ptr():
                 with torch.no_grad():
                     gradient.copy_(restored)
 
         return finish
 
     def gradient(self, parameter: torch.Tensor) -> torch.Tensor:
+        """What is to be reduced; zeros where there is no gradient."""
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         elif parameter.grad.is_sparse and self.sparse_as_dense:
-            parameter.grad = parameter.grad.to_dense()
+            return parameter.grad.to_dense()
         return parameter.grad
 
     def finish_all(self) -> None:

@@ -39,7 +39,7 @@ class Session:
         coordinator: the other side, on rank 0.
         trace: the timeline; only rank 0's is ever started.
         dynamic: whether process sets may be added later.
-        optimizer_names: how many optimizers reduce gradients under each name, so that they never clash.
+        optimizer_names: how many optimizers reduce gradients in a process set under a name, lest they clash.
         owns_job: whether ``shutdown`` leaves the job, too: not if the script called ``hora.torch.init``.
     """
 
@@ -49,7 +49,7 @@ class Session:
     trace: Trace
     options: Options
     dynamic: bool
-    optimizer_names: dict[str, int]
+    optimizer_names: dict[tuple[int, str], int]
     owns_job: bool
 
 

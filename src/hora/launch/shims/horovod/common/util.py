@@ -13,6 +13,7 @@ __all__ = [
     "extension_available",
     "gloo_built",
     "gpu_available",
+    "is_iterable",
     "mpi_built",
     "nccl_built",
     "num_rank_is_power_2",
@@ -40,6 +41,15 @@ def gpu_available(ext_base_name: str = "torch", verbose: bool = False) -> bool:
     import torch
 
     return bool(torch.cuda.is_available())
+
+
+def is_iterable(x: Any) -> bool:
+    """Whether ``iter`` takes it."""
+    try:
+        iter(x)
+    except TypeError:
+        return False
+    return True
 
 
 def mpi_built(verbose: bool = False) -> bool:
