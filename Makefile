@@ -4,10 +4,18 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/ready-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 
-.PHONY: train test check bench docs clean setup system
+.PHONY: help train test check bench docs clean setup system
+
+help:
+	@echo 'make train   train a ResNet to its target and write a report'
+	@echo 'make test    run every test'
+	@echo 'make check   format, lint, types, import directions, words'
+	@echo 'make bench   side by side against peers'
+	@echo 'make docs    the pages, into site/'
+	@echo 'make clean   what the others made, but for .venv and runs/'
 
 train: setup
-	$(BIN)/hora train resnet $(ARGS)
+	@$(BIN)/hora train resnet $(ARGS)
 
 test: setup system
 	$(BIN)/python -m pytest $(ARGS)
@@ -24,6 +32,7 @@ bench: setup
 	$(BIN)/python benchmarks/optimizer_vs_ddp.py
 	$(BIN)/python benchmarks/resnet_speed.py
 	$(BIN)/python benchmarks/train_vs_ddp.py
+	$(BIN)/python benchmarks/horovod_overhead.py
 
 docs: setup
 	$(BIN)/mkdocs build --strict --site-dir site

@@ -146,7 +146,7 @@ class JobFailedError(HoraError):
         self.exit_code = exit_code
 
     def __str__(self) -> str:
-        return f"{self.what}\n{self.report}"
+        return f"{self.report}\n{self.fix}"  # the report opens with what happened
 
 
 class MissingExtraError(HoraError, ImportError):
