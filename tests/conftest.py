@@ -55,8 +55,10 @@ class _Body:
 @pytest.fixture(autouse=True)
 def hygiene() -> Iterator[None]:
     """Fails a test that leaves threads, child processes, variables, open files, shared memory or a group."""
-    before = _Traces.now()
+    before, threads = _Traces.now(), set(threading.enumerate())
     yield
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(5)  # one that is on its way out, as the feeder of a closed queue, is no leak
     left = _Traces.now().beyond(before)
     assert not left, f"the test left behind: {'; '.join(left)}"
 
