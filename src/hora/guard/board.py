@@ -1,0 +1,166 @@
+"""The board: memory that each rank writes and the supervisor reads, without either waiting for the other.
+
+It lies in a file that the supervisor made and every rank inherited. A rank that hangs, is stopped or has
+died still leaves there what it did last.
+
+A rank's slot holds a head (what it is doing now, and how its time went) and a ring of its last
+collectives. Whoever reads while a rank writes may see half of an entry; a reader takes an entry only
+when its number says that it is whole, and a verdict needs to be seen twice.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["Board", "Entry", "Head", "Phase", "Slot"]
+
+RING = 256
+"""Collectives kept per rank: more than can be on their way at once."""
+
+_HEAD = struct.Struct("<QQQQdddddQ")
+_ENTRY = struct.Struct("<QQQQ")
+_SLOT = 128 + RING * _ENTRY.size
+
+
+class Phase:
+    """What a rank says it is doing."""
+
+    ABSENT = 0  # before init(), or after shutdown()
+    RUNNING = 1
+    WAITING = 2  # inside a collective, for others
+    CHECKING = 3  # before a collective, for the supervisor's word
+    ALONE = 4  # inside hora.only(...)
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a rank is doing.
+
+    Attributes:
+        phase: a constant of :class:`Phase`.
+        set_id: the process set of its current or last collective.
+        number: that collective's number within the process set, from 1; 0: none yet.
+        step: optimizer steps made.
+        since: when the phase began, ``time.monotonic()`` in seconds.
+        data: seconds spent waiting for data so far.
+        waited: seconds spent waiting for other ranks so far.
+        stepped: when the last step ended, ``time.monotonic()``; 0.0: none yet.
+        began: when ``init()`` returned, ``time.monotonic()``.
+        calls: collectives entered so far, over all process sets.
+    """
+
+    phase: int
+    set_id: int
+    number: int
+    step: int
+    since: float
+    data: float
+    waited: float
+    stepped: float
+    began: float
+    calls: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One collective of a rank.
+
+    Attributes:
+        set_id: its process set.
+        number: which of that set's collectives, from 1.
+        call: the rank's own number for this kind of call (see ``Calls``).
+        history: hash of the signatures of this process set's collectives up to this one.
+    """
+
+    set_id: int
+    number: int
+    call: int
+    history: int
+
+
+class Board:
+    """The slots of all ranks.
+
+    Args:
+        fd: the file; the board keeps a mapping of it, not the descriptor.
+        size: number of ranks.
+    """
+
+    def __init__(self, fd: int, size: int) -> None:
+        self._memory = mmap.mmap(fd, _SLOT * size)
+        self.size = size
+
+    @staticmethod
+    def make(size: int) -> int:
+        """A descriptor of a new, empty board, which lives in memory and has no name."""
+        fd = os.memfd_create("hora-board")
+        os.ftruncate(fd, _SLOT * size)
+        return fd
+
+    def slot(self, rank: int) -> Slot:
+        """The part that this rank writes."""
+        return Slot(self._memory, rank * _SLOT)
+
+    def head(self, rank: int) -> Head:
+        """What a rank is doing."""
+        return Head(*_HEAD.unpack_from(self._memory, rank * _SLOT))
+
+    def entries(self, rank: int) -> list[Entry]:
+        """A rank's last collectives, oldest first."""
+        start = rank * _SLOT + 128
+        raw = self._memory[start : start + RING * _ENTRY.size]
+        calls = self.head(rank).calls
+        places = [(calls - back) % RING for back in range(min(calls, RING), 0, -1)]
+        return [Entry(*_ENTRY.unpack_from(raw, place * _ENTRY.size)) for place in places]
+
+    def newest(self, rank: int) -> Iterator[Entry]:
+        """A rank's last collectives, newest first, each read when it is asked for."""
+        start = rank * _SLOT + 128
+        calls = self.head(rank).calls
+        for back in range(1, min(calls, RING) + 1):
+            yield Entry(*_ENTRY.unpack_from(self._memory, start + (calls - back) % RING * _ENTRY.size))
+
+    def close(self) -> None:
+        """Give the mapping up."""
+        self._memory.close()
+
+
+class Slot:
+    """What one rank writes; all methods take well under a microsecond or two."""
+
+    def __init__(self, memory: mmap.mmap, start: int) -> None:
+        self._memory = memory
+        self._start = start
+        self._calls = 0
+
+    def enter(self, set_id: int, number: int, call: int, history: int) -> None:
+        """Note a collective, before it starts."""
+        place = self._start + 128 + (self._calls % RING) * _ENTRY.size
+        _ENTRY.pack_into(self._memory, place, set_id, number, call, history)
+        self._calls += 1
+        _U64.pack_into(self._memory, self._start + _CALLS, self._calls)  # last: now the entry counts
+
+    def phase(self, phase: int, set_id: int, number: int, since: float) -> None:
+        """Note what the rank does from now on."""
+        _PHASE.pack_into(self._memory, self._start, phase, set_id, number)
+        _F64.pack_into(self._memory, self._start + _SINCE, since)
+
+    def pace(self, step: int, data: float, waited: float, stepped: float) -> None:
+        """Note a finished step and how the time went."""
+        _U64.pack_into(self._memory, self._start + _STEP, step)
+        _PACE.pack_into(self._memory, self._start + _DATA, data, waited, stepped)
+
+    def begin(self, began: float) -> None:
+        """Note that ``init()`` has returned."""
+        _F64.pack_into(self._memory, self._start + _BEGAN, began)
+
+
+_PHASE = struct.Struct("<QQQ")
+_U64 = struct.Struct("<Q")
+_F64 = struct.Struct("<d")
+_PACE = struct.Struct("<ddd")
+_STEP, _SINCE, _DATA, _BEGAN, _CALLS = 24, 32, 40, 64, 72  # offsets of the head's fields

@@ -1,0 +1,173 @@
+"""Is a rank keeping the others waiting? The verdict ``late-rank``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hora.guard.board import Phase
+from hora.guard.verdict import Verdict
+
+if TYPE_CHECKING:
+    from hora.guard.judge import Judge
+
+__all__ = ["Late", "user_line"]
+
+STACK_PATIENCE = 1.0
+"""Seconds that the stacks of late ranks may take; then the verdict goes without them."""
+
+SHOWN_FRAMES = 4
+"""Innermost frames of a late rank's stack that the verdict shows."""
+
+SHOWN_RANKS = 3
+"""Late ranks whose stack is shown; others are counted."""
+
+
+@dataclass
+class _Case:
+    asked: float
+    missing: list[int]
+    stacks: dict[int, str] = field(default_factory=dict)
+
+
+class Late:
+    """Watches how long ranks wait, and names the one that they wait for."""
+
+    kinds = frozenset({"only"})
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self._cases: dict[tuple[int, int], _Case] = {}
+        self._reasons: dict[int, str] = {}
+
+    def receive(self, rank: int, record: Mapping[str, Any]) -> None:
+        self._reasons[rank] = str(record["reason"])
+
+    def ended(self, rank: int) -> None:
+        return
+
+    def stack(self, rank: int, text: str) -> None:
+        """The stack of a rank, as ``faulthandler`` wrote it, or a sentence on why there is none."""
+        for case in self._cases.values():
+            if rank in case.missing:
+                case.stacks.setdefault(rank, text)
+
+    def tick(self, now: float) -> None:
+        calls, board, options = self._judge.calls, self._judge.board, self._judge.options
+        places: dict[tuple[int, int], list[int]] = {}
+        for rank, place in calls.waiting().items():
+            places.setdefault(place, []).append(rank)
+        for place in [place for place in self._cases if place not in places]:
+            del self._cases[place]
+        for place, ranks in places.items():
+            since = min(board.head(rank).since for rank in ranks)
+            if now - since < min(options.stall_after, options.stall_abort or options.timeout, options.timeout):
+                continue
+            missing = calls.missing(*place)
+            if any(board.head(rank).phase == Phase.ALONE for rank in missing):
+                continue
+            self._judge_place(place, ranks, missing, now - since, now)
+
+    def _judge_place(
+        self, place: tuple[int, int], ranks: Sequence[int], missing: list[int], waited: float, now: float
+    ) -> None:
+        case = self._cases.get(place)
+        if case is None:
+            case = self._cases[place] = _Case(now, missing)
+            for rank in missing[:SHOWN_RANKS]:
+                self._judge.desk.ask_stack(rank)
+        if len(case.stacks) < min(len(missing), SHOWN_RANKS) and now - case.asked < STACK_PATIENCE:
+            self._judge.urgent = True
+            return
+        options = self._judge.options
+        limit = min(options.stall_abort or options.timeout, options.timeout)
+        if waited >= limit:
+            name = "--stall-abort" if options.stall_abort is not None else "HORA_TIMEOUT"
+            self._find(place, ranks, missing, waited, case, end=f" The job is stopped after {limit:g} s ({name}).")
+        else:
+            self._find(place, ranks, missing, waited, case, end="")
+
+    def _find(
+        self,
+        place: tuple[int, int],
+        ranks: Sequence[int],
+        missing: Sequence[int],
+        waited: float,
+        case: _Case,
+        *,
+        end: str,
+    ) -> None:
+        from hora.guard.judge import ranks_text
+
+        call = self._judge.calls.call(ranks[0], self._judge.calls.entry(ranks[0], *place))
+        waiting = f"{ranks_text(ranks).capitalize()} {'has' if len(ranks) == 1 else 'have'} been waiting for {waited:.0f} s in {call.site}"
+        if not missing:
+            text = f"{waiting}, which all its ranks have entered: the engine does not finish it."
+            advice = "Check the network between the hosts (GLOO_SOCKET_IFNAME, firewalls), and whether a rank is stopped."
+        else:
+            doing = " ".join(self._doing(rank, case.stacks.get(rank)) for rank in missing[:SHOWN_RANKS])
+            more = f" {len(missing) - SHOWN_RANKS} more ranks are missing." if len(missing) > SHOWN_RANKS else ""
+            text = f"{waiting}, and {ranks_text(missing)} did not come. {doing}{more}"
+            advice = (
+                "If it is slow by design, say so: `with hora.only(rank, reason=...):` around it; "
+                "if not, look at the line named here."
+            )
+        where = next((line for line in (user_line(case.stacks.get(rank, "")) for rank in missing) if line), None)
+        self._judge.find(
+            Verdict(
+                kind="late-rank",
+                text=text + end,
+                advice=advice,
+                ranks=sorted(missing),
+                call=call.text,
+                where=where or call.where,
+                step=self._judge.step(missing[0] if missing else ranks[0]),
+            ),
+            key=("late", place, bool(end)),
+            stop=bool(end),
+        )
+
+    def _doing(self, rank: int, stack: str | None) -> str:
+        head = self._judge.board.head(rank)
+        who = f"Rank {rank}"
+        if head.phase == Phase.ABSENT and head.calls == 0:
+            who += " has not called hora.init()"
+        elif head.step:
+            who += f" has made {head.step} steps"
+        else:
+            who += " has made no step yet"
+        if stack is None:
+            return f"{who}; its stack could not be taken."
+        frames = _frames(stack)
+        if not frames:
+            return f"{who}; {stack.strip()}"
+        return f"{who}; it is in {' < '.join(frames[:SHOWN_FRAMES])}."
+
+
+_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|/hora/(torch|launch|guard|core)/|^<frozen")
+
+
+def user_line(stack: str) -> str | None:
+    """``file:line`` of the innermost frame that is neither installed nor Hora's; None if there is none."""
+    for match in _main_thread(stack):
+        if not _LIBRARY.search(match["file"]):
+            return f"{match['file']}:{match['line']}"
+    return None
+
+
+def _frames(stack: str) -> list[str]:
+    """The innermost frames in words, those of the user first named."""
+    matches = _main_thread(stack)
+    own = [match for match in matches if not _LIBRARY.search(match["file"])]
+    shown = matches[:1] + [match for match in own if match is not matches[0]] if matches else []
+    return [f"{match['name']} ({match['file']}:{match['line']})" for match in shown]
+
+
+def _main_thread(stack: str) -> list[re.Match[str]]:
+    """The frames of the main thread: ``faulthandler`` writes it last."""
+    blocks = re.split(r"^(?=(?:Current thread|Thread) 0x)", stack, flags=re.MULTILINE)
+    block = blocks[-1] if blocks else ""
+    return [match for line in block.splitlines() if (match := _FRAME.match(line))]
