@@ -1,20 +1,24 @@
-"""Timeline events and the merged Chrome trace."""
+"""Timeline events, how they are read back, and the trace made of them."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
-from hora.core.events import Timeline, merge
+from hora.core.events import Event, Timeline, read_events
 from hora.core.rundir import RunDirectory
+from hora.core.trace import merge
 
 
-def test_ranks_merge_into_one_trace_on_one_clock(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ahead", [0.0, 0.5])
+def test_ranks_merge_into_one_trace_on_one_clock(tmp_path: Path, ahead: float) -> None:
+    """Both leave the all-reduce together, also when the clock of rank 1 is half a second ahead."""
     run = RunDirectory.create(tmp_path / "a")
-    for rank, offset in ((0, 100.0), (1, 100.5)):
+    for rank, late, offset in ((0, 0.0, 100.0), (1, 0.125, 100.0 + ahead)):
         timeline = Timeline(run.events(rank), rank=rank)
-        timeline.add("forward", offset, offset + 0.25)
-        timeline.add("allreduce", offset + 0.25, offset + 0.375, lane="wait", details={"bytes": 8})
+        timeline.add("forward", offset, offset + 0.25 + late)
+        timeline.add("allreduce", offset + 0.25 + late, offset + 0.5, details={"bytes": 8})
         timeline.close()
     path = merge(run)
     assert path == run.timeline
@@ -22,12 +26,12 @@ def test_ranks_merge_into_one_trace_on_one_clock(tmp_path: Path) -> None:
     spans = [(e["pid"], e["name"], e["ts"], e["dur"]) for e in trace if e["ph"] == "X"]
     assert spans == [
         (0, "forward", 0.0, 250_000.0),
-        (0, "allreduce", 250_000.0, 125_000.0),
-        (1, "forward", 500_000.0, 250_000.0),
-        (1, "allreduce", 750_000.0, 125_000.0),
+        (0, "allreduce", 250_000.0, 250_000.0),
+        (1, "forward", 0.0, 375_000.0),
+        (1, "allreduce", 375_000.0, 125_000.0),
     ]
-    names = {(e["pid"], e["name"], e["args"]["name"]) for e in trace if e["ph"] == "M"}
-    assert {(0, "process_name", "rank 0"), (1, "thread_name", "wait")} <= names
+    names = {(e["pid"], e["name"], e["args"]["name"]) for e in trace if "name" in e["args"]}
+    assert {(0, "process_name", "rank 0"), (1, "thread_name", "main")} <= names
     assert next(e for e in trace if e["name"] == "allreduce")["args"] == {"bytes": 8}
 
 
@@ -94,3 +98,68 @@ def test_no_events_no_trace(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "a")
     assert merge(run) is None
     assert not run.timeline.exists()
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    timeline = Timeline(tmp_path / "rank-0.jsonl", rank=0, limit=2)
+    odd = 'a "name",\n with \u2028 and ü'
+    timeline.add(odd, 1796053641.5096846, 1796053642.25, lane=odd, details={"x": [1, None], odd: "ü"})
+    timeline.add("later", 1796053643.0, 1796053643.0)
+    timeline.mark("too many")
+    timeline.close()
+    recording = read_events(tmp_path / "rank-0.jsonl")
+    assert recording.events == [
+        Event(odd, odd, 1796053641.5096846, 1796053642.25, {"x": [1, None], odd: "ü"}),
+        Event("later", "main", 1796053643.0, 1796053643.0, {}),
+    ]
+    assert (recording.dropped, recording.malformed) == (1, 0)
+
+
+def test_lines_that_are_no_events_are_counted(tmp_path: Path) -> None:
+    file = tmp_path / "rank-0.jsonl"
+    good = '{"name": "x", "lane": "main", "start": 1.0, "stop": 2.0, "args": {}}'
+    bad = [
+        '{"name": "ha',
+        "[]",
+        "null",
+        "7",
+        "[" * 100_000,
+        good.replace("2.0", "NaN"),
+        good.replace("2.0", "1e999"),
+        good.replace("2.0", "true"),
+        good.replace("2.0", "1" * 400),
+        good.replace('"x"', "3"),
+        good.replace("{}", "[]"),
+        good.replace('"stop"', '"step"'),
+    ]
+    file.write_text("\n".join([*bad, good, good.replace("2.0", "0.5"), good.replace("2.0", "2")]) + "\n")
+    recording = read_events(file)
+    assert recording.malformed == len(bad)
+    # A span that would end before it began, because the clock was set back, is an instant.
+    assert [(event.start, event.stop) for event in recording.events] == [(1.0, 2.0), (1.0, 1.0), (1.0, 2.0)]
+    assert read_events(tmp_path / "none").events == []
+
+
+def test_events_do_not_stay_in_memory_for_long(tmp_path: Path) -> None:
+    """A rank that is killed may have had few and long steps."""
+    timeline = Timeline(tmp_path / "rank-0.jsonl", rank=0)
+    now = time.time()
+    timeline.add("x", now, now + 1)
+    assert read_events(tmp_path / "rank-0.jsonl").events == []
+    timeline.add("x", now + 1, now + 3)
+    assert len(read_events(tmp_path / "rank-0.jsonl").events) == 2
+
+
+def test_spans_that_overlap_get_rows_of_their_own(tmp_path: Path) -> None:
+    """The viewers drop a span that begins in another one and ends behind it."""
+    run = RunDirectory.create(tmp_path / "a")
+    timeline = Timeline(run.events(0), rank=0)
+    for name, start, stop in (("a", 0, 10), ("b", 5, 15), ("in a", 2, 4), ("c", 12, 20), ("in c", 15, 16)):
+        timeline.add(name, start, stop, lane="gradients")
+    timeline.close()
+    merge(run)
+    trace = json.loads(run.timeline.read_text())["traceEvents"]
+    rows = {event["name"]: event["tid"] for event in trace if event["ph"] == "X"}
+    assert rows["a"] == rows["in a"] == rows["c"] == rows["in c"] != rows["b"]
+    names = {event["tid"]: event["args"]["name"] for event in trace if event["name"] == "thread_name"}
+    assert names == {rows["a"]: "gradients", rows["b"]: "gradients 2"}

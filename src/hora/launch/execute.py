@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hora
-from hora.core import events
+from hora.core import trace
 from hora.core.errors import HoraError, RunDirectoryError
 from hora.core.plural import plural
 from hora.core.rundir import RunDirectory, default_path, disk_errors
@@ -88,7 +88,7 @@ def run_job(job: Job, *, announce: bool = True) -> JobResult:
             exit_code=ended.exit_code,
             failure=ended.failure.summary if ended.failure else ended.message,
         )
-        events.merge(run)
+        trace.merge(run)
     if announce and ended.failure is not None:
         _say(ended.failure.report)
     elif announce and ended.message is not None:

@@ -156,6 +156,7 @@ def init(
         environment=meeting.environment,
         homogeneous=meeting.homogeneous,
     )
+    _current.timeline.mark("init")
     if run is not None and world.rank == 0:
         run.describe(world=asdict(meeting.world), versions=_versions(), engines=engines)
     if process_sets != "dynamic":
@@ -307,6 +308,7 @@ def _versions() -> dict[str, str]:
 def _close_files(context: Context) -> None:
     for close in list(context.closing):
         close()
+    context.timeline.mark("shutdown")
     context.timeline.close()
 
 

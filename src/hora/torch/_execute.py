@@ -10,6 +10,7 @@ the requests of one process set come in one order on all its members.
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -69,6 +70,7 @@ class Running:
         self._context = context
         self._result: Any = None
         self._began = time.time()
+        self._started = 0.0  # seconds that starting it held up the caller
         context.pending.update(works)
 
     def done(self) -> bool:
@@ -76,6 +78,7 @@ class Running:
 
     def wait(self) -> Any:
         if self._rest is not None:
+            waits = time.time()
             for work in self._works:
                 work.wait()
                 self._context.pending.discard(work)
@@ -83,7 +86,7 @@ class Running:
             with torch.no_grad():
                 self._result = self._rest()
             self._rest = None
-            _record(self._request, self._context, self._began)
+            _record(self._request, self._context, self._began, waits=waits, started=self._started)
         return self._result
 
 
@@ -107,6 +110,7 @@ def start(request: Request) -> Running:
         works, rest = _START[request.kind](request, context)
     running = Running(request, works, rest, context)
     running._began = began
+    running._started = time.time() - began
     return running
 
 
@@ -369,9 +373,22 @@ def _by_dtype(wires: Sequence[torch.Tensor]) -> list[list[int]]:
     return list(places.values())
 
 
-def _record(request: Request, context: Context, began: float) -> None:
+def _record(request: Request, context: Context, began: float, *, waits: float, started: float) -> None:
+    """Add it to the timeline, with the seconds at its beginning and its end that the caller stood still."""
     timeline = context.timeline
-    if timeline.enabled:
-        size = sum(tensor.numel() * tensor.element_size() for tensor in request.tensors)
-        details: dict[str, Any] = {"bytes": size} | ({"name": request.name} if request.name else {})
-        timeline.add(request.kind.value, began, time.time(), lane="collectives", details=details)
+    if not timeline.enabled:
+        return
+    now = time.time()
+    details: dict[str, Any] = {
+        "bytes": sum(tensor.numel() * tensor.element_size() for tensor in request.tensors),
+        "started": started,
+        "waited": now - waits,
+    }
+    if request.name:
+        details["name"] = request.name
+    if request.process_set.process_set_id:
+        details["process_set"] = request.process_set.process_set_id
+    # Horovod's helper thread waits while the script goes on.
+    own = not threading.current_thread().name.startswith("hora-")
+    lane = "collectives" if own else "background"
+    timeline.add(request.kind.value, began, now, lane=lane, details=details)

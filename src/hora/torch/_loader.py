@@ -203,10 +203,12 @@ class Loader:
                 )
             start = time.time()
             batch = to_device(next(batches), device)
-            timeline.add("wait for data", start, time.time(), lane="data")
+            ready = time.time()
+            timeline.add("wait for data", start, ready, lane="data")
             self._current = step.stop - step.start
             self._consumed, self._inside = step.consumed, True
             yield batch
+            timeline.add("step", ready, time.time(), lane="steps")
         self._inside = False
 
     def _steps(self, consumed: int) -> list[_Step]:

@@ -57,6 +57,8 @@ class Reducer:
         self._next = 0
         self._steps = 0
         self._settled = False
+        self._began = 0.0  # this backward's first gradient
+        self._averaged = time.time()
         self._unchecked: collections.deque[tuple[Any, torch.Tensor]] = collections.deque()
         self._arrange()
 
@@ -79,8 +81,10 @@ class Reducer:
             if not self._settled:
                 self._start(task=-1)
                 self._finish()
+        self._averaged = time.time()
 
     def after_step(self) -> None:
+        self._context.timeline.add("optimizer", self._averaged, time.time())
         self._steps += 1
         self._settled = False
         self._passes = 0
@@ -137,6 +141,7 @@ class Reducer:
             if not self._ends:
                 self._abandon()
                 self._begin_pass()
+                self._began = time.time()
             if not self._open and self._passes >= self._rule.passes:
                 self._start(task=task)
             self.task = task
@@ -189,6 +194,7 @@ class Reducer:
             within = self._rule.once and sum(end() is not None for end in self._ends) > 1
             if self._open and cycle == self._cycle and not within:
                 self._finish()
+            self._context.timeline.add("backward", self._began, time.time())
 
     def _finish(self) -> None:
         for bucket in self._buckets[self._next :]:
@@ -223,7 +229,9 @@ class Reducer:
             self._rule.receive(bucket, bucket.work)
             bucket.work = None  # it would keep the engine alive after shutdown()
             if timeline.enabled:
-                details = {"bytes": bucket.bytes, "tensors": len(bucket.names)}
+                details = {"bytes": bucket.bytes, "tensors": len(bucket.names), "cycle": self._cycle}
+                if self._rule.process_set.process_set_id:
+                    details["process_set"] = self._rule.process_set.process_set_id
                 timeline.add(
                     "average gradients", bucket.started, time.time(), lane="gradients", details=details
                 )

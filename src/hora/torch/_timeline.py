@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hora.core.errors import UsageError
-from hora.core.events import Timeline, write_trace
+from hora.core.events import Timeline, read_events
+from hora.core.trace import write_trace
 from hora.torch import _context
 
 __all__ = ["start_timeline", "stop_timeline"]
@@ -75,5 +76,5 @@ def _write() -> None:
     context.timeline.close()
     context.timeline = recording.former
     recording.events.touch()
-    write_trace({0: recording.events}, recording.path)
+    write_trace({0: read_events(recording.events)}, recording.path)
     recording.events.unlink()

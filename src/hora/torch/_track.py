@@ -75,7 +75,7 @@ class Tracker(Generic[Batch]):
         try:
             for epoch in range(self.epoch, self._epochs):
                 self.epoch = epoch
-                for batch in self._loader:
+                for batch in self._batches():
                     self.step += 1
                     self.samples += self._units()
                     yield batch
@@ -147,6 +147,23 @@ class Tracker(Generic[Batch]):
                 size=self._context.world.size,
             )
         )
+
+    def _batches(self) -> Iterator[Batch]:
+        """One pass over the loader, in the timeline. One of ``data_loader`` sees to that itself."""
+        if self._own is not None:
+            yield from self._loader
+            return
+        timeline, batches = self._context.timeline, iter(self._loader)
+        while True:
+            start = time.time()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            ready = time.time()
+            timeline.add("wait for data", start, ready, lane="data")
+            yield batch
+            timeline.add("step", ready, time.time(), lane="steps")
 
     def _units(self) -> int:
         if self._own is None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from hora.torch import _context
 from hora.torch._context import Context
 from hora.torch._execute import execute
 from hora.torch._process_sets import ProcessSet
@@ -39,6 +40,9 @@ READY: Key = (0, "init")
 
 NAME_SECONDS = 0.05
 """How long an operation holds its name after it was asked for, while this rank has waited for nothing."""
+
+WORTH_TELLING = 2e-5
+"""Seconds of waiting that the timeline keeps; a step asks for hundreds of results that are there."""
 
 LEAVE_SECONDS = 2.0
 """How long shutdown waits for an executor that may be stuck in the engine, because a rank is gone."""
@@ -83,7 +87,11 @@ class Pending:
     def wait(self) -> Any:
         if self.coordinator is not None and not self._event.wait(PATIENCE):
             self.coordinator.wake()  # it sleeps, and nobody else has told it to watch this operation
+        began = time.time()
         self._event.wait()
+        ended = time.time()
+        if ended - began > WORTH_TELLING and (context := _context._current) is not None:
+            context.timeline.add(f"wait for {self.key[1]}", began, ended)
         self.recent.clear()
         if self._error is not None:
             raise self._error
