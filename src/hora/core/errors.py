@@ -14,6 +14,7 @@ HoraError
 ├── RunDirectoryError             a run directory that is occupied, unwritable or unreadable
 │   └── DiskFullError             no space left where the run writes
 ├── LaunchError                   a job that cannot be started
+├── VerdictError                  the guard stops the job (`.kind` tells which verdict)
 ├── JobFailedError                a job that started and failed (`.report` tells how)
 └── MissingExtraError             an optional package is not installed
 
@@ -42,6 +43,7 @@ __all__ = [
     "SettingError",
     "TrainingError",
     "UsageError",
+    "VerdictError",
     "WorldError",
 ]
 
@@ -130,6 +132,23 @@ class DiskFullError(RunDirectoryError):
 
 class LaunchError(HoraError):
     """A job cannot be started."""
+
+
+class VerdictError(HoraError):
+    """The guard stops the job.
+
+    Attributes:
+        kind: the verdict's slug, such as ``mismatched-calls``.
+        echo: whether the fault is another rank's: this one has only been told of it.
+    """
+
+    def __init__(self, what: str, *, fix: str, kind: str) -> None:
+        super().__init__(what, fix=fix)
+        self.kind = kind
+        self.echo = kind == "rank-failed"
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.fix} (More: hora explain {self.kind})"
 
 
 class JobFailedError(HoraError):

@@ -55,6 +55,15 @@ class Settings:
     timeline_events: int = _setting(
         100_000, unit="events", meaning="events kept per rank; later ones are counted, not kept"
     )
+    guard: Literal["on", "strict", "off"] = _setting(
+        "on", unit="", meaning="watch for hangs and divergence; strict checks every collective before it starts"
+    )
+    stall_after: float = _setting(
+        30.0, unit="s", meaning="how long ranks wait for another before it is named as late"
+    )
+    stall_abort: float | None = _setting(
+        None, unit="s", meaning="how long ranks wait for another before the job is stopped; none: HORA_TIMEOUT"
+    )
     rank: int | None = _setting(None, unit="", meaning="this worker's rank", by="launcher")
     size: int | None = _setting(None, unit="workers", meaning="workers in the job", by="launcher")
     local_rank: int | None = _setting(None, unit="", meaning="rank inside the host", by="launcher")
@@ -69,6 +78,12 @@ class Settings:
     )
     status_fd: int | None = _setting(
         None, unit="fd", meaning="pipe to the supervisor for progress records", by="launcher"
+    )
+    guard_fd: int | None = _setting(
+        None, unit="fd", meaning="this rank's socket to the supervisor for the guard", by="launcher"
+    )
+    guard_board: int | None = _setting(
+        None, unit="fd", meaning="memory in which the ranks show what they do, for the guard", by="launcher"
     )
     job: str | None = _setting(None, unit="id", meaning="marks every process of one job", by="launcher")
     horovod: bool = _setting(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Call", "Calls"]
 
-FIELDS = ("collective", "dtype", "shape", "operation", "root", "factors", "process set")
+FIELDS = ("collective", "name", "dtype", "shape", "operation", "root", "factors", "process set")
 """What must be equal on all ranks, in the order in which a difference is told."""
 
 
@@ -169,7 +169,11 @@ class Calls:
         if not gone:
             return
         for rank, (set_id, number) in self.waiting().items():
-            left = [member for member in self.members(set_id) if member in gone and self.last(member, set_id) < number]
+            left = [
+                member
+                for member in self.members(set_id)
+                if member in gone and self.last(member, set_id) < number
+            ]
             if left:
                 self._subset(set_id, number, [rank], left)
                 return
@@ -185,7 +189,11 @@ class Calls:
         # What is left when all who wait for a running rank are taken away waits for itself.
         stuck = set(waiting)
         while True:
-            free = {rank for rank in stuck if any(other not in stuck for other in absent[waiting[rank]]) or not absent[waiting[rank]]}
+            free = {
+                rank
+                for rank in stuck
+                if any(other not in stuck for other in absent[waiting[rank]]) or not absent[waiting[rank]]
+            }
             if not free:
                 break
             stuck -= free
@@ -196,7 +204,9 @@ class Calls:
             self._circle = state
             self._judge.urgent = True
         else:
-            self._mismatch({rank: self.call(rank, self.entry(rank, *waiting[rank])) for rank in sorted(stuck)})
+            self._mismatch(
+                {rank: self.call(rank, self.entry(rank, *waiting[rank])) for rank in sorted(stuck)}
+            )
 
     def _mismatch(self, calls: Mapping[int, Call]) -> None:
         groups: list[tuple[Call, list[int]]] = []
@@ -257,7 +267,7 @@ class Calls:
         self._find_subset(
             call,
             callers,
-            f"{ranks_text(left).capitalize()} {'has' if len(left) == 1 else 'have'} ended, with exit code 0,{end}.",
+            f"{ranks_text(left).capitalize()} {_has(left)} ended, with exit code 0,{end}.",
         )
 
     def _find_subset(self, call: Call, ranks: Sequence[int], others: str) -> None:
@@ -269,7 +279,7 @@ class Calls:
                 kind="subset-call",
                 text=f"Only {ranks_text(ranks)} {_calls(ranks)} {call.site}, and would wait there for ever. "
                 f"{others}{why}",
-                advice="A collective needs all ranks: take it out of the condition and let only the printing or "
+                advice="A collective needs all ranks: take it out of the condition, let only the printing or "
                 "saving depend on the rank; or give every rank the same number of steps.",
                 ranks=sorted(ranks),
                 call=call.text,
@@ -283,6 +293,10 @@ class Calls:
 
 def _calls(ranks: Sequence[int]) -> str:
     return "calls" if len(ranks) == 1 else "call"
+
+
+def _has(ranks: Sequence[int]) -> str:
+    return "has" if len(ranks) == 1 else "have"
 
 
 def _does(call: Call, ranks: Sequence[int]) -> str:

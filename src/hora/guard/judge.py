@@ -120,7 +120,9 @@ class Judge:
         try:
             part.receive(rank, record)
         except (KeyError, TypeError, ValueError) as error:
-            self.desk.complain(f"the guard cannot read a record of rank {rank} ({error!r}): {str(record)[:200]}")
+            self.desk.complain(
+                f"the guard cannot read a record of rank {rank} ({error!r}): {str(record)[:200]}"
+            )
 
     def stack(self, rank: int, text: str) -> None:
         """The stack of a rank, as ``faulthandler`` wrote it."""
@@ -167,7 +169,11 @@ class Judge:
             return
         self._said.add(key)
         self.stopped = stop
-        hosts = list(dict.fromkeys(self.hosts[rank] for rank in verdict.ranks)) if not verdict.hosts else verdict.hosts
+        hosts = (
+            list(dict.fromkeys(self.hosts[rank] for rank in verdict.ranks))
+            if not verdict.hosts
+            else verdict.hosts
+        )
         self.desk.publish(replace(verdict, hosts=hosts), stop=stop)
 
     def step(self, rank: int) -> int | None:

@@ -63,7 +63,9 @@ class Late:
             del self._cases[place]
         for place, ranks in places.items():
             since = min(board.head(rank).since for rank in ranks)
-            if now - since < min(options.stall_after, options.stall_abort or options.timeout, options.timeout):
+            if now - since < min(
+                options.stall_after, options.stall_abort or options.timeout, options.timeout
+            ):
                 continue
             missing = calls.missing(*place)
             if any(board.head(rank).phase == Phase.ALONE for rank in missing):
@@ -85,7 +87,9 @@ class Late:
         limit = min(options.stall_abort or options.timeout, options.timeout)
         if waited >= limit:
             name = "--stall-abort" if options.stall_abort is not None else "HORA_TIMEOUT"
-            self._find(place, ranks, missing, waited, case, end=f" The job is stopped after {limit:g} s ({name}).")
+            self._find(
+                place, ranks, missing, waited, case, end=f" The job is stopped after {limit:g} s ({name})."
+            )
         else:
             self._find(place, ranks, missing, waited, case, end="")
 
@@ -102,19 +106,27 @@ class Late:
         from hora.guard.judge import ranks_text
 
         call = self._judge.calls.call(ranks[0], self._judge.calls.entry(ranks[0], *place))
-        waiting = f"{ranks_text(ranks).capitalize()} {'has' if len(ranks) == 1 else 'have'} been waiting for {waited:.0f} s in {call.site}"
+        have = "has" if len(ranks) == 1 else "have"
+        waiting = f"{ranks_text(ranks).capitalize()} {have} been waiting for {waited:.0f} s in {call.site}"
         if not missing:
             text = f"{waiting}, which all its ranks have entered: the engine does not finish it."
-            advice = "Check the network between the hosts (GLOO_SOCKET_IFNAME, firewalls), and whether a rank is stopped."
+            advice = (
+                "Check the network between the hosts (GLOO_SOCKET_IFNAME, firewalls), "
+                "and whether a rank is stopped."
+            )
         else:
             doing = " ".join(self._doing(rank, case.stacks.get(rank)) for rank in missing[:SHOWN_RANKS])
-            more = f" {len(missing) - SHOWN_RANKS} more ranks are missing." if len(missing) > SHOWN_RANKS else ""
+            more = (
+                f" {len(missing) - SHOWN_RANKS} more ranks are missing." if len(missing) > SHOWN_RANKS else ""
+            )
             text = f"{waiting}, and {ranks_text(missing)} did not come. {doing}{more}"
             advice = (
                 "If it is slow by design, say so: `with hora.only(rank, reason=...):` around it; "
                 "if not, look at the line named here."
             )
-        where = next((line for line in (user_line(case.stacks.get(rank, "")) for rank in missing) if line), None)
+        where = next(
+            (line for line in (user_line(case.stacks.get(rank, "")) for rank in missing) if line), None
+        )
         self._judge.find(
             Verdict(
                 kind="late-rank",

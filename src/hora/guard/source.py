@@ -6,7 +6,7 @@ import ast
 import functools
 import linecache
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 __all__ = ["rank_condition"]
 
@@ -38,37 +38,44 @@ def _condition(file: str, line: int) -> str | None:
     tree = _tree(file)
     if tree is None:
         return None
-    found: tuple[int, str] | None = None
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.If, ast.IfExp, ast.While)) and _mentions_rank(node.test):
-            bodies = [node.body] if isinstance(node, ast.IfExp) else node.body
-            rest = [node.orelse] if isinstance(node, ast.IfExp) else node.orelse
-            for inside, word in ((bodies, "if" if not isinstance(node, ast.While) else "while"), (rest, "not")):
-                if any(part.lineno <= line <= (part.end_lineno or part.lineno) for part in inside):
-                    found = max(found or (0, ""), (node.lineno, f"{word} {ast.unparse(node.test)}"))
-        elif isinstance(node, ast.BoolOp) and any(_mentions_rank(value) for value in node.values[:-1]):
-            last = node.values[-1]
-            if last.lineno <= line <= (last.end_lineno or last.lineno) and any(
-                isinstance(part, ast.Call) for part in ast.walk(last)
-            ) and not _is_test(tree, node):
-                found = max(found or (0, ""), (node.lineno, ast.unparse(node)))
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            found = max(found or (0, ""), _early_exit(body, line)) if _early_exit(body, line) else found
-    return None if found is None else f"`{found[1]}` ({file}:{found[0]})"
+    found = [place for node in ast.walk(tree) for place in _conditions(node, line, tree)]
+    if not found:
+        return None
+    at, text = max(found)
+    return f"`{text}` ({file}:{at})"
 
 
-def _early_exit(body: Sequence[ast.stmt], line: int) -> tuple[int, str] | None:
-    """``if rank != 0: return`` before the line, in the same block."""
-    reached = next((i for i, part in enumerate(body) if part.lineno <= line <= (part.end_lineno or 0)), None)
-    for part in body[: reached or 0]:
-        if (
-            isinstance(part, ast.If)
-            and _mentions_rank(part.test)
-            and isinstance(part.body[-1], (ast.Return, ast.Continue, ast.Break))
-        ):
-            return part.lineno, f"if {ast.unparse(part.test)}: {ast.unparse(part.body[-1])}"
-    return None
+def _conditions(node: ast.AST, line: int, tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and text of each condition on the rank by which this node decides whether ``line`` is reached."""
+    if isinstance(node, (ast.If, ast.IfExp, ast.While)) and _mentions_rank(node.test):
+        test = ast.unparse(node.test)
+        if _holds(node.body, line):
+            yield node.lineno, f"while {test}" if isinstance(node, ast.While) else f"if {test}"
+        if _holds(node.orelse, line):
+            yield node.lineno, f"if not ({test})"
+    elif isinstance(node, ast.BoolOp) and any(map(_mentions_rank, node.values[:-1])):
+        last = node.values[-1]
+        calls = any(isinstance(part, ast.Call) for part in ast.walk(last))
+        if calls and _holds(last, line) and not _is_test(tree, node):
+            yield node.lineno, ast.unparse(node)
+    body = getattr(node, "body", None)
+    if isinstance(body, list):
+        reached = next((number for number, part in enumerate(body) if _holds(part, line)), 0)
+        for part in body[:reached]:
+            if (
+                isinstance(part, ast.If)
+                and _mentions_rank(part.test)
+                and isinstance(part.body[-1], (ast.Return, ast.Continue, ast.Break))
+            ):
+                yield part.lineno, f"if {ast.unparse(part.test)}: {ast.unparse(part.body[-1])}"
+
+
+def _holds(part: ast.AST | Sequence[ast.AST], line: int) -> bool:
+    if isinstance(part, ast.AST):
+        first: int = getattr(part, "lineno", 0)
+        last: int = getattr(part, "end_lineno", 0)
+        return first <= line <= last
+    return any(_holds(inner, line) for inner in part)
 
 
 def _is_test(tree: ast.AST, node: ast.AST) -> bool:
@@ -79,7 +86,9 @@ def _is_test(tree: ast.AST, node: ast.AST) -> bool:
 
 def _mentions_rank(test: ast.AST) -> bool:
     for node in ast.walk(test):
-        name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
+        name = (
+            node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
+        )
         if name is None and isinstance(node, ast.Constant) and isinstance(node.value, str):
             name = node.value  # os.environ["RANK"]
         if name is not None and _RANK.fullmatch(name):

@@ -9,6 +9,7 @@ import torch
 
 from hora.core.errors import HoraError
 from hora.torch._context import Context
+from hora.torch._guard import collective
 from hora.torch._objects import gather_objects
 from hora.torch._process_sets import ProcessSet, global_process_set
 from hora.torch._wire import gather_flat
@@ -41,7 +42,8 @@ def require_same(
     digest = hashlib.blake2b("\n".join(items).encode(), digest_size=16).digest()
     mine = torch.frombuffer(bytearray(digest), dtype=torch.int64).to(context.control)
     everyone = mine.new_empty(len(ranks) * 2)
-    gather_flat(everyone, mine, process_set.group)
+    with collective(context, "compare", process_set=process_set, label=what):
+        gather_flat(everyone, mine, process_set.group)
     if bool((everyone.view(-1, 2) == everyone[:2]).all()):
         return
     lists = gather_objects(list(items), context, process_set=process_set)

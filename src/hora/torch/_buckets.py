@@ -42,6 +42,7 @@ class Bucket:
         marks: after the message has come back, the sums of the two marks.
         work: the message on its way.
         started: when it left (``time.time()``).
+        place: its place among the collectives, for the guard.
     """
 
     def __init__(self, named: Sequence[Named]) -> None:
@@ -61,6 +62,7 @@ class Bucket:
         self._versions: list[int] = []
         self.work: Any = None
         self.started = 0.0
+        self.place: tuple[int, int] | None = None
         self._allocate()
         self.reset()
 

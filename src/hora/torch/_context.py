@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import os
 import platform
@@ -26,7 +27,8 @@ from hora.core.rundir import RunDirectory
 from hora.core.settings import Settings, load
 from hora.core.version import VERSION
 from hora.core.world import World
-from hora.torch import _rendezvous
+from hora.torch import _guard, _rendezvous
+from hora.torch._guard import Guard
 
 if TYPE_CHECKING:
     from hora.torch._process_sets import ProcessSet
@@ -68,6 +70,7 @@ class Context:
         process_sets: the process sets in use by id, without that of all ranks.
         homogeneous: whether every host has the same number of workers.
         closing: called when the context ends.
+        guard: what reports to the supervisor; None without one.
     """
 
     world: World
@@ -88,6 +91,11 @@ class Context:
     next_process_set: int = 1
     homogeneous: bool = True
     closing: list[Callable[[], None]] = field(default_factory=list)
+    guard: Guard | None = None
+
+    def waiting(self, place: tuple[int, int] | None) -> contextlib.AbstractContextManager[None]:
+        """This rank waits in a collective of this place while the block runs."""
+        return _NOTHING if self.guard is None or place is None else self.guard.waiting(place)
 
     @property
     def devices(self) -> frozenset[str]:
@@ -95,6 +103,7 @@ class Context:
         return frozenset(_rendezvous.engines(self.group))
 
 
+_NOTHING = contextlib.nullcontext()
 _current: Context | None = None
 _generation = 0
 _own_runs: set[Path] = set()
@@ -137,7 +146,15 @@ def init(
     world = _rendezvous.world(world) if adopted else _rendezvous.from_launcher(world)
     device = _device(world, settings)
     run = _run_directory(world, settings)
-    meeting = _rendezvous.meet(world, settings, generation=_generation, cuda=device.type == "cuda")
+    guard = _guard.connect(settings, rank=world.rank, size=world.size)
+    with _guard.meeting(guard, world.size):
+        meeting = _rendezvous.meet(
+            world,
+            settings,
+            generation=_generation,
+            cuda=device.type == "cuda",
+            timeout=settings.timeout if guard is None else _guard.ENGINE_TIMEOUT,
+        )
     _generation += 1
     path = run.events(world.rank) if run is not None and settings.timeline else None
     engines = _rendezvous.engines(meeting.group)
@@ -176,6 +193,8 @@ def shutdown() -> None:
     context, _current = _current, None
     if context is None or context.pid != os.getpid():
         return
+    if context.guard is not None:
+        context.guard.reporter.absent()
     _close_files(context)
     for process_set in context.process_sets.values():
         if context.adopted:

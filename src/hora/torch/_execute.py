@@ -21,6 +21,7 @@ import torch.distributed as dist
 from hora.torch._adasum import adasum
 from hora.torch._context import Context, required
 from hora.torch._dtypes import reduced_in, scaled_by
+from hora.torch._guard import inside
 from hora.torch._request import Kind, ReduceOp, Request
 from hora.torch._wire import agree_on_rows, as_bytes, gather_flat, join_bytes, row_bytes, start_gather
 
@@ -57,13 +58,21 @@ def execute(request: Request) -> Any:
         CollectiveError: on every member alike, when first dimensions are told and the rest differs.
         RuntimeError: from the engine, when a member is gone.
     """
-    return start(request).wait()
+    return start(request, negotiated=True).wait()
 
 
 class Running:
     """Work of the engine, and what is left to do afterwards."""
 
-    def __init__(self, request: Request, works: list[dist.Work], rest: Rest, context: Context) -> None:
+    def __init__(
+        self,
+        request: Request,
+        works: list[dist.Work],
+        rest: Rest,
+        context: Context,
+        place: tuple[int, int] | None,
+    ) -> None:
+        self._place = place
         self._request = request
         self._works = works
         self._rest: Rest | None = rest
@@ -79,9 +88,10 @@ class Running:
     def wait(self) -> Any:
         if self._rest is not None:
             waits = time.time()
-            for work in self._works:
-                work.wait()
-                self._context.pending.discard(work)
+            with self._context.waiting(self._place):
+                for work in self._works:
+                    work.wait()
+                    self._context.pending.discard(work)
             self._works = []  # they would keep the engine alive after shutdown()
             with torch.no_grad():
                 self._result = self._rest()
@@ -102,13 +112,16 @@ class _Native:
 native = _Native()
 
 
-def start(request: Request) -> Running:
-    """Start the engine's work for the request."""
+def start(request: Request, *, negotiated: bool = False) -> Running:
+    """Start the engine's work for the request; ``negotiated``: the ranks agreed on it already."""
     context = required(request.kind.value)
     began = time.time()
-    with torch.no_grad():
+    place = None
+    if context.guard is not None and not negotiated and not inside():
+        place = context.guard.enter_request(request)
+    with torch.no_grad(), context.waiting(place):
         works, rest = _START[request.kind](request, context)
-    running = Running(request, works, rest, context)
+    running = Running(request, works, rest, context, place)
     running._began = began
     running._started = time.time() - began
     return running

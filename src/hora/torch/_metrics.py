@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from hora.core.errors import CollectiveError
 from hora.torch._context import required
+from hora.torch._guard import collective
 
 __all__ = ["mean"]
 
@@ -60,7 +61,10 @@ def mean(value: Number | Mapping[str, Number], weight: Number = 1.0) -> float | 
     row = [share, float(mark), float(mark * mark)] + [number * share if share else 0.0 for number in numbers]
     row += [0.0] * (-len(row) % _SLOTS)
     if context.world.size > 1:
-        with context.timeline.span("mean", lane="collectives"):
+        with (
+            context.timeline.span("mean", lane="collectives"),
+            collective(context, "mean", label=", ".join(names) or None),
+        ):
             wire = torch.tensor(row, dtype=torch.float64, device=context.control)
             dist.all_reduce(wire, group=context.group)
             row = wire.tolist()

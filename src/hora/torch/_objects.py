@@ -11,6 +11,7 @@ import torch.distributed as dist
 from hora.core.errors import CollectiveError
 from hora.torch._arguments import check_root
 from hora.torch._context import Context, required
+from hora.torch._guard import collective
 from hora.torch._process_sets import ProcessSet, global_process_set, member_set
 from hora.torch._wire import gather_bytes, gather_flat
 
@@ -68,6 +69,11 @@ def send_object(
 ) -> Any:
     if len(process_set.members) == 1:
         return value
+    with collective(context, "broadcast_object", process_set=process_set, root=root_rank):
+        return _send(value, root_rank, context, process_set)
+
+
+def _send(value: Any, root_rank: int, context: Context, process_set: ProcessSet) -> Any:
     mine = context.world.rank == root_rank
     data, problem = _pickled(value) if mine else (b"", None)
     length = torch.tensor([_FAILED if problem else len(data)], dtype=torch.int64, device=context.control)
@@ -86,9 +92,14 @@ def send_object(
 def gather_objects(
     value: Any, context: Context, *, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    members = process_set.members
-    if len(members) == 1:
+    if len(process_set.members) == 1:
         return [value]
+    with collective(context, "allgather_object", process_set=process_set):
+        return _gather(value, context, process_set)
+
+
+def _gather(value: Any, context: Context, process_set: ProcessSet) -> list[Any]:
+    members = process_set.members
     data, problem = _pickled(value)
     length = torch.tensor([_FAILED if problem else len(data)], dtype=torch.int64, device=context.control)
     everyone = length.new_empty(len(members))

@@ -6,6 +6,7 @@ members call collectives with ``process_set=``.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections.abc import Iterable
 from typing import Any
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from hora.core.errors import CollectiveError
 from hora.torch import _context
+from hora.torch._guard import ENGINE_TIMEOUT, collective
 
 __all__ = [
     "ProcessSet",
@@ -213,8 +215,10 @@ def register(process_set: ProcessSet, context: _context.Context) -> None:
         raise CollectiveError(
             f"{process_set} is in use already.", fix="Make a new ProcessSet, or remove this one first."
         )
-    timeout = datetime.timedelta(seconds=context.settings.timeout)
-    group: Any = dist.new_group(process_set.members, timeout=timeout)
+    seconds = context.settings.timeout if context.guard is None else ENGINE_TIMEOUT
+    made = contextlib.nullcontext() if context.guard is None else context.guard.connections.made()
+    with collective(context, "add_process_set"), made:
+        group: Any = dist.new_group(process_set.members, timeout=datetime.timedelta(seconds=seconds))
     process_set._group = group if context.world.rank in process_set.members else None
     process_set.process_set_id = context.next_process_set
     context.next_process_set += 1

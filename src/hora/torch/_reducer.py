@@ -181,7 +181,11 @@ class Reducer:
                 bucket.densify()
             bucket.pack(size=self._rule.divisor(self._passes), mark=self._steps % 2)
         bucket.started = time.time()
-        bucket.work = self._rule.send(bucket)
+        guard = self._context.guard
+        if guard is not None and self._rule.size > 1:
+            bucket.place = guard.enter("average gradients", [bucket.wire], process_set=self._rule.process_set)
+        with self._context.waiting(bucket.place):
+            bucket.work = self._rule.send(bucket)
         if bucket.work.work is not None:
             self._context.pending.add(bucket.work.work)
         self._next += 1
@@ -224,7 +228,8 @@ class Reducer:
         self._open, self.task = False, -1
         for bucket in self._buckets:
             if bucket.work.work is not None:
-                bucket.work.work.wait()
+                with self._context.waiting(bucket.place):
+                    bucket.work.work.wait()
                 self._context.pending.discard(bucket.work.work)
             self._rule.receive(bucket, bucket.work)
             bucket.work = None  # it would keep the engine alive after shutdown()

@@ -14,6 +14,7 @@ from hora.core.errors import CollectiveError
 from hora.torch._agree import require_same
 from hora.torch._arguments import check_root
 from hora.torch._context import Context, required
+from hora.torch._guard import collective
 from hora.torch._objects import send_object
 from hora.torch._wire import as_bytes
 
@@ -192,7 +193,8 @@ def _broadcast_in_place(tensors: Sequence[torch.Tensor], root_rank: int, context
         for chunk in _chunks(tensors):
             flat = torch.cat([as_bytes(tensor) for tensor in chunk])
             wire = flat if flat.device.type in context.devices else flat.to(context.device)
-            dist.broadcast(wire, root_rank, group=context.group)
+            with collective(context, "broadcast_parameters", [wire], root=root_rank):
+                dist.broadcast(wire, root_rank, group=context.group)
             if context.world.rank == root_rank:
                 continue
             lengths = [tensor.numel() * tensor.element_size() for tensor in chunk]

@@ -1,0 +1,269 @@
+"""A rank's half of the guard: it reports to the supervisor, and hears from it.
+
+One thread of each rank sleeps on the socket to the supervisor. When an alarm comes it keeps the verdict
+and has the engines' connections closed, so that a collective in which the rank waits ends at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+from hora.core.errors import VerdictError
+from hora.guard.board import Board, Phase
+from hora.guard.calls import Call
+from hora.guard.verdict import Verdict
+
+__all__ = ["Reporter"]
+
+ALARM_PATIENCE = 2.0
+"""Seconds that a rank which lost a connection waits for the supervisor to say why."""
+
+SEND_PATIENCE = 5.0
+"""Seconds that a record may take to leave; the supervisor may be stopped, and the training goes on."""
+
+_MULTIPLIER = 6364136223846793005
+"""Of the history's running hash: Knuth's constant of a 64-bit linear congruential generator."""
+
+_MASK = 2**64 - 1
+
+
+class Reporter:
+    """What one rank tells the supervisor, and what it hears.
+
+    Args:
+        link: descriptor of the socket to the supervisor; the reporter owns it from now on.
+        board: descriptor of the board.
+        rank: this rank.
+        size: number of ranks.
+        strict: check every call, rather than each distinct call the first time it occurs.
+
+    Attributes:
+        on_alarm: called, in the reporter's thread, when the job must stop.
+        verdict: the verdict that stops the job; None while there is none.
+        slot: this rank's part of the board.
+        waited: seconds that this rank has waited for others.
+    """
+
+    def __init__(self, link: int, board: int, *, rank: int, size: int, strict: bool = False) -> None:
+        self.rank = rank
+        self.strict = strict
+        self.slot = Board(board, size).slot(rank)
+        self.verdict: Verdict | None = None
+        self.on_alarm: list[Callable[[], None]] = []
+        self.handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {}
+        self.waited = 0.0
+        self._socket = socket.socket(fileno=link)
+        self._socket.setblocking(False)
+        self._pid = os.getpid()
+        self._sending = threading.Lock()
+        self._news = threading.Condition()
+        self._cleared: set[tuple[int, int]] = set()
+        self._connected = True
+        self._known: dict[Hashable, tuple[int, int]] = {}
+        self._signatures: dict[str, int] = {}
+        self._numbers: dict[int, list[int]] = {}
+        self._alone = 0
+        self._place = (0, 0)
+        self._thread = threading.Thread(target=self._listen, name="hora-guard", daemon=True)
+        self._thread.start()
+
+    @property
+    def active(self) -> bool:
+        """Whether it reports: not in a forked child, and not without a supervisor."""
+        return self._connected and os.getpid() == self._pid
+
+    def send(self, record: Mapping[str, Any]) -> None:
+        """Send a record. Without a supervisor, or in a forked child, it is dropped."""
+        if not self.active:
+            return
+        data = json.dumps(record).encode() + b"\n"
+        deadline = time.monotonic() + SEND_PATIENCE
+        with self._sending:
+            while data and self._connected:
+                try:
+                    data = data[self._socket.send(data) :]
+                except BlockingIOError:
+                    if not select.select([], [self._socket], [], max(0.0, deadline - time.monotonic()))[1]:
+                        self._connected = False  # half a record may have left: nothing after it could be read
+                except OSError:
+                    self._connected = False
+
+    def enter(
+        self,
+        key: Hashable,
+        describe: Callable[[], Call],
+        *,
+        set_id: int,
+        members: Sequence[int],
+        check: bool = True,
+    ) -> tuple[int, int]:
+        """Note a collective that is about to start, and have it checked if its kind is new.
+
+        Args:
+            key: equal for calls that need no second description, the caller's line included.
+            describe: the call in words; asked once per key.
+            set_id: its process set.
+            members: the ranks of that.
+            check: whether it may be checked before it starts.
+
+        Returns:
+            Its place, for :meth:`waiting`: process set, and number in that set's sequence.
+
+        Raises:
+            VerdictError: the ranks do not call the same; or the job is to stop for another reason.
+        """
+        if self.verdict is not None:
+            raise self._error()
+        if self._alone:
+            self._leave_alone(describe())
+        known = self._known.get(key)
+        new = known is None
+        if known is None:
+            known = self._known[key] = self._introduce(describe())
+        call, signature = known
+        numbers = self._numbers.get(set_id)
+        if numbers is None:
+            numbers = self._numbers[set_id] = [0, 0]
+            if set_id:
+                self.send({"kind": "set", "set": set_id, "members": list(members)})
+        numbers[0] += 1
+        numbers[1] = ((numbers[1] + signature) * _MULTIPLIER + 1) & _MASK
+        self.slot.enter(set_id, numbers[0], call, numbers[1])
+        self._place = place = (set_id, numbers[0])
+        if check and (new or self.strict) and len(members) > 1 and self.active:
+            self._check(set_id, numbers[0], call)
+        return place
+
+    @contextlib.contextmanager
+    def waiting(self, place: tuple[int, int]) -> Iterator[None]:
+        """This rank waits in the collective of this place while the block runs."""
+        began = time.monotonic()
+        self.slot.phase(Phase.WAITING, *place, began)
+        try:
+            yield
+        finally:
+            now = time.monotonic()
+            self.waited += now - began
+            self.slot.phase(Phase.RUNNING, *place, now)
+
+    @contextlib.contextmanager
+    def alone(self, reason: str) -> Iterator[None]:
+        """This rank does something that the others do not, and may keep them waiting."""
+        self.send({"kind": "only", "reason": reason})
+        self._alone += 1
+        self.slot.phase(Phase.ALONE, *self._place, time.monotonic())
+        try:
+            yield
+        finally:
+            self._alone -= 1
+            if not self._alone:
+                self.slot.phase(Phase.RUNNING, *self._place, time.monotonic())
+
+    def running(self) -> None:
+        """This rank takes part: ``init()`` has returned."""
+        now = time.monotonic()
+        self.slot.begin(now)
+        self.slot.phase(Phase.RUNNING, *self._place, now)
+
+    def absent(self) -> None:
+        """This rank has left: ``shutdown()``."""
+        if self.active:
+            self.slot.phase(Phase.ABSENT, *self._place, time.monotonic())
+
+    def explain(self, error: BaseException) -> BaseException:
+        """What to raise for an error of the engine: the verdict that caused it, if there is one."""
+        if not self.active and self.verdict is None:
+            return error
+        with self._news:
+            self._news.wait_for(lambda: self.verdict is not None or not self._connected, ALARM_PATIENCE)
+        return error if self.verdict is None else self._error()
+
+    def raise_alarm(self) -> None:
+        """Raises VerdictError if the job is to stop."""
+        if self.verdict is not None:
+            raise self._error()
+
+    def _error(self) -> VerdictError:
+        assert self.verdict is not None
+        return VerdictError(self.verdict.text, fix=self.verdict.advice, kind=self.verdict.kind)
+
+    def _introduce(self, call: Call) -> tuple[int, int]:
+        number = len(self._known)
+        text = json.dumps(call.signature, sort_keys=True)
+        signature = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+        self.send(
+            {
+                "kind": "call",
+                "id": number,
+                "signature": dict(call.signature),
+                "text": call.text,
+                "where": call.where,
+                "condition": call.condition,
+            }
+        )
+        return number, signature
+
+    def _check(self, set_id: int, number: int, call: int) -> None:
+        began = time.monotonic()
+        self.slot.phase(Phase.CHECKING, set_id, number, began)
+        self.send({"kind": "check", "set": set_id, "number": number, "call": call})
+        place = (set_id, number)
+        with self._news:
+            self._news.wait_for(
+                lambda: place in self._cleared or self.verdict is not None or not self._connected
+            )
+            self._cleared.discard(place)
+        now = time.monotonic()
+        self.waited += now - began
+        self.slot.phase(Phase.RUNNING, set_id, number, now)
+        if self.verdict is not None:
+            raise self._error()
+
+    def _leave_alone(self, call: Call) -> None:
+        raise VerdictError(
+            f"{call.site} inside hora.only(...): the other ranks are not there to take part.",
+            fix="Take the collective out of the block, or call it on every rank.",
+            kind="subset-call",
+        )
+
+    def _listen(self) -> None:
+        rest = b""
+        while True:
+            select.select([self._socket], [], [])
+            try:
+                data = self._socket.recv(1 << 16)
+            except BlockingIOError:
+                continue
+            except OSError:
+                data = b""
+            if not data:
+                break
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                self._hear(json.loads(line))
+        with self._news:
+            self._connected = False
+            self._news.notify_all()
+
+    def _hear(self, record: Mapping[str, Any]) -> None:
+        if record["kind"] == "clear":
+            with self._news:
+                self._cleared.add((record["set"], record["number"]))
+                self._news.notify_all()
+        elif record["kind"] == "alarm":
+            with self._news:
+                self.verdict = Verdict.of(record["verdict"])
+                self._news.notify_all()
+            for call in self.on_alarm:
+                call()
+        elif record["kind"] in self.handlers:
+            self.handlers[record["kind"]](record)

@@ -1,0 +1,258 @@
+"""This adapter's half of the guard: tells the supervisor which collective a rank is about to run.
+
+Every collective passes through :meth:`Guard.collective` or :meth:`Guard.enter`. Without a supervisor
+(plain ``python``, ``torchrun``) or with ``HORA_GUARD=off`` there is no guard, and :func:`collective`
+costs one test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hora.core.settings import Settings
+from hora.guard.calls import Call
+from hora.guard.reporter import Reporter
+from hora.guard.source import rank_condition
+from hora.torch._connections import Connections
+
+if TYPE_CHECKING:
+    from hora.torch._context import Context
+    from hora.torch._process_sets import ProcessSet
+    from hora.torch._request import Request
+
+__all__ = ["ENGINE_TIMEOUT", "Guard", "collective", "connect", "inside", "meeting", "user_frames"]
+
+FRAMES = 12
+"""User frames looked at for a condition on the rank."""
+
+_LIBRARIES = tuple(
+    str(path) + os.sep
+    for path in {
+        Path(__file__).resolve().parents[1],
+        Path(torch.__file__).resolve().parent,
+        Path(os.__file__).resolve().parent,
+    }
+)
+ENGINE_TIMEOUT = 30 * 86400.0
+"""Seconds after which the engine gives a collective up under the guard: never in practice. The supervisor
+applies ``HORA_TIMEOUT``, with a reason, and not to a rank that is declared to be busy alone."""
+
+_user_files: dict[str, bool] = {}
+_reporter: Reporter | None = None
+_inside = threading.local()
+
+
+class Guard:
+    """What :mod:`hora.torch` reports through.
+
+    Attributes:
+        reporter: the link to the supervisor.
+        connections: the engine's connections, closed when the job must stop.
+    """
+
+    def __init__(self, reporter: Reporter, connections: Connections) -> None:
+        self.reporter = reporter
+        self.connections = connections
+
+    def enter(
+        self,
+        name: str,
+        tensors: Sequence[torch.Tensor] = (),
+        *,
+        process_set: ProcessSet,
+        label: str | None = None,
+        **details: Any,
+    ) -> tuple[int, int]:
+        """Note a collective that is about to start; returns its place, for :meth:`waiting`.
+
+        Args:
+            name: which collective.
+            tensors: those that all ranks must give alike.
+            process_set: who takes part.
+            label: the name that the user gave it.
+            details: what else must be equal: ``operation``, ``root``, ``factors``.
+
+        Raises:
+            VerdictError: the ranks do not call the same; or the job is to stop for another reason.
+        """
+        set_id = process_set.process_set_id or 0
+        code, line = _user_line()
+        # An allgather's rows may differ, and what alltoall splits.
+        rows = name in ("allgather", "alltoall")
+        shapes = tuple((tensor.dtype, tensor.shape[1:] if rows else tensor.shape) for tensor in tensors)
+        key = (name, label, set_id, code, line, shapes, *details.values())
+
+        def describe() -> Call:
+            return _describe(name, shapes, label=label, process_set=process_set, details=details)
+
+        return self.reporter.enter(key, describe, set_id=set_id, members=process_set.members)
+
+    @contextlib.contextmanager
+    def waiting(self, place: tuple[int, int]) -> Iterator[None]:
+        """This rank waits in a collective while the block runs; an engine's error becomes its cause."""
+        with self.reporter.waiting(place):
+            try:
+                yield
+            except RuntimeError as error:
+                cause = self.reporter.explain(error)
+                if cause is error:
+                    raise
+                raise cause from error
+
+    def enter_request(self, request: Request) -> tuple[int, int]:
+        """:meth:`enter` for a request."""
+        details: dict[str, Any] = {}
+        if request.kind.value in ("allreduce", "reducescatter"):
+            details["operation"] = request.op.value
+            if (request.prescale, request.postscale) != (1.0, 1.0):
+                details["factors"] = (request.prescale, request.postscale)
+        elif request.kind.value == "broadcast":
+            details["root"] = request.root
+        return self.enter(
+            request.kind.value,
+            request.tensors,
+            process_set=request.process_set,
+            label=request.name,
+            **details,
+        )
+
+
+@contextlib.contextmanager
+def collective(
+    context: Context,
+    name: str,
+    tensors: Sequence[torch.Tensor] = (),
+    *,
+    process_set: ProcessSet | None = None,
+    **details: Any,
+) -> Iterator[None]:
+    """Run a collective of several messages under the guard; those inside are part of it."""
+    guard = context.guard
+    if guard is None or getattr(_inside, "depth", False):
+        yield
+        return
+    if process_set is None:
+        from hora.torch._process_sets import global_process_set  # it builds on _context, which builds on this
+
+        process_set = global_process_set
+    place = guard.enter(name, tensors, process_set=process_set, **details)
+    _inside.depth = True
+    try:
+        with guard.waiting(place):
+            yield
+    finally:
+        _inside.depth = False
+
+
+def inside() -> bool:
+    """Whether this thread is inside :func:`collective`."""
+    return bool(getattr(_inside, "depth", 0))
+
+
+def connect(settings: Settings, *, rank: int, size: int) -> Guard | None:
+    """The guard, when the launcher left a link to the supervisor."""
+    global _reporter
+    if settings.guard == "off" or settings.guard_fd is None or settings.guard_board is None:
+        return None
+    if _reporter is None:
+        _reporter = Reporter(
+            settings.guard_fd, settings.guard_board, rank=rank, size=size, strict=settings.guard == "strict"
+        )
+    if not _reporter.active:
+        return None
+    guard = Guard(_reporter, Connections())
+    _reporter.on_alarm[:] = [guard.connections.close]
+    return guard
+
+
+@contextlib.contextmanager
+def meeting(guard: Guard | None, size: int) -> Iterator[None]:
+    """The ranks meet while the block runs: the first collective of each ``init()``."""
+    if guard is None:
+        yield
+        return
+    code, line = _user_line(4)
+    place = guard.reporter.enter(
+        ("init", code, line),
+        lambda: Call({"collective": "init"}, "hora.torch.init()", *_at()),
+        set_id=0,
+        members=range(size),
+        check=False,
+    )
+    with guard.waiting(place), guard.connections.made():
+        yield
+    guard.reporter.running()
+
+
+def user_frames(limit: int = FRAMES) -> list[tuple[str, int]]:
+    """File and line of the user's frames, innermost first."""
+    frames: list[tuple[str, int]] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and len(frames) < limit:
+        if _is_user(frame.f_code):
+            frames.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return frames
+
+
+def _at() -> tuple[str | None, str | None]:
+    """The user's line, and the condition on the rank under which it stands."""
+    frames = user_frames()
+    where = f"{frames[0][0]}:{frames[0][1]}" if frames else None
+    return where, rank_condition(frames)
+
+
+def _user_line(depth: int = 2) -> tuple[CodeType | None, int]:
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None:
+        if _is_user(frame.f_code):
+            return frame.f_code, frame.f_lineno
+        frame = frame.f_back
+    return None, 0
+
+
+def _is_user(code: CodeType) -> bool:
+    file = code.co_filename
+    known = _user_files.get(file)
+    if known is None:
+        known = _user_files[file] = not (file.startswith(("<frozen", *_LIBRARIES)) or "site-packages" in file)
+    return known
+
+
+def _describe(
+    name: str,
+    shapes: Sequence[tuple[torch.dtype, tuple[int, ...]]],
+    *,
+    label: str | None,
+    process_set: ProcessSet,
+    details: dict[str, Any],
+) -> Call:
+    dtypes = [str(dtype).removeprefix("torch.") for dtype, _ in shapes]
+    sizes = [tuple(shape) for _, shape in shapes]
+    signature = {
+        "collective": name,
+        "name": label,
+        "dtype": dtypes,
+        "shape": [list(size) for size in sizes],
+        "process set": list(process_set.members),
+        **{key: list(value) if isinstance(value, tuple) else value for key, value in details.items()},
+    }
+    words = [name]
+    if label:
+        words.append(repr(label))
+    words += [f"{dtype} {size}" for dtype, size in list(zip(dtypes, sizes, strict=True))[:3]]
+    if len(sizes) > 3:
+        words.append(f"and {len(sizes) - 3} more tensors")
+    words += [f"{'root ' if key == 'root' else ''}{value}" for key, value in details.items()]
+    if process_set.process_set_id:
+        words.append(f"among ranks {process_set.members}")
+    return Call(signature, " ".join(words), *_at())
