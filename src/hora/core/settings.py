@@ -56,13 +56,16 @@ class Settings:
         100_000, unit="events", meaning="events kept per rank; later ones are counted, not kept"
     )
     guard: Literal["on", "strict", "off"] = _setting(
-        "on", unit="", meaning="watch for hangs and divergence; strict checks every collective before it starts"
+        "on",
+        unit="",
+        meaning="watch the job; on: each new kind of collective is compared between ranks before it starts, "
+        "strict: every collective, off: nothing is watched",
     )
     stall_after: float = _setting(
-        30.0, unit="s", meaning="how long ranks wait for another before it is named as late"
+        30.0, unit="s", meaning="how long ranks wait in a collective until the missing rank is named"
     )
     stall_abort: float | None = _setting(
-        None, unit="s", meaning="how long ranks wait for another before the job is stopped; none: HORA_TIMEOUT"
+        None, unit="s", meaning="how long they wait until the job is stopped; none: as long as `HORA_TIMEOUT`"
     )
     rank: int | None = _setting(None, unit="", meaning="this worker's rank", by="launcher")
     size: int | None = _setting(None, unit="workers", meaning="workers in the job", by="launcher")
@@ -80,10 +83,10 @@ class Settings:
         None, unit="fd", meaning="pipe to the supervisor for progress records", by="launcher"
     )
     guard_fd: int | None = _setting(
-        None, unit="fd", meaning="this rank's socket to the supervisor for the guard", by="launcher"
+        None, unit="fd", meaning="this rank's socket to the guard in the supervisor", by="launcher"
     )
     guard_board: int | None = _setting(
-        None, unit="fd", meaning="memory in which the ranks show what they do, for the guard", by="launcher"
+        None, unit="fd", meaning="memory in which ranks note what they do, for the guard", by="launcher"
     )
     job: str | None = _setting(None, unit="id", meaning="marks every process of one job", by="launcher")
     horovod: bool = _setting(

@@ -75,6 +75,9 @@ from hora.torch._objects import (
     allgather_object,
     broadcast_object,
 )
+from hora.torch._only import (
+    only,
+)
 from hora.torch._optimizer import (
     DistributedOptimizer,
 )
@@ -189,6 +192,7 @@ __all__ = [
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "only",
     "poll",
     "process_set_ids",
     "process_set_included",

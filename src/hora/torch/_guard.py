@@ -23,6 +23,7 @@ from hora.guard.calls import Call
 from hora.guard.reporter import Reporter
 from hora.guard.source import rank_condition
 from hora.torch._connections import Connections
+from hora.torch._request import refuse_presentation
 
 if TYPE_CHECKING:
     from hora.torch._context import Context
@@ -136,6 +137,7 @@ def collective(
     **details: Any,
 ) -> Iterator[None]:
     """Run a collective of several messages under the guard; those inside are part of it."""
+    refuse_presentation()
     guard = context.guard
     if guard is None or getattr(_inside, "depth", False):
         yield

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from hora.core.errors import CollectiveError
+from hora.core.presentation import is_presenting
+
 if TYPE_CHECKING:
     from hora.torch._process_sets import ProcessSet
 
-__all__ = ["Dispatcher", "Kind", "ReduceOp", "Request", "Work", "dispatcher", "use"]
+__all__ = ["Dispatcher", "Kind", "ReduceOp", "Request", "Work", "dispatcher", "refuse_presentation", "use"]
 
 
 class ReduceOp(enum.Enum):
@@ -114,11 +117,22 @@ _dispatcher: Dispatcher | None = None
 
 def dispatcher() -> Dispatcher:
     """The dispatcher in force: the native one, unless :func:`use` chose another."""
+    refuse_presentation()
     if _dispatcher is not None:
         return _dispatcher
     from hora.torch._execute import native  # it builds on this module
 
     return native
+
+
+def refuse_presentation() -> None:
+    """Raises CollectiveError inside code that shows something, which lives on one rank."""
+    if is_presenting():
+        raise CollectiveError(
+            "A collective was called while something is shown, which only rank 0 does: it would wait for "
+            "the other ranks.",
+            fix="Reduce the value first, on every rank: loss = hora.mean(loss), and show the number.",
+        )
 
 
 def use(dispatcher: Dispatcher | None) -> None:

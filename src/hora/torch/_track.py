@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from hora.core.errors import UsageError
+from hora.core.presentation import presenting
 from hora.core.progress import Display, Progress, SilentDisplay, display
 from hora.torch._context import required
 from hora.torch._loader import Loader
@@ -95,7 +96,8 @@ class Tracker(Generic[Batch]):
         """
         if not self._watched:
             return
-        plain = {name: _plain(value) for name, value in values.items()}
+        with presenting():
+            plain = {name: _plain(value) for name, value in values.items()}
         kind = values.get("kind", "train")
         prefix = "" if kind == "train" else f"{kind} "
         self._values |= {prefix + name: value for name, value in plain.items() if isinstance(value, float)}
@@ -117,7 +119,8 @@ class Tracker(Generic[Batch]):
     def note(self, text: str) -> None:
         """Say something once beside the progress, such as "target reached"."""
         if self._watched:
-            self._display.note(text)
+            with presenting():
+                self._display.note(text)
 
     @property
     def rate(self) -> float:
@@ -134,19 +137,20 @@ class Tracker(Generic[Batch]):
         self._recent.append((now, self.samples))
         while now - self._recent[0][0] > _WINDOW and len(self._recent) > 2:
             self._recent.popleft()
-        self._display.update(
-            Progress(
-                done=self.samples,
-                total=self._total,
-                unit="samples" if self._own is not None else "steps",
-                step=self.step,
-                epoch=self.epoch + 1,
-                epochs=self._epochs,
-                values=self._values,
-                rate=self.rate,
-                size=self._context.world.size,
+        with presenting():
+            self._display.update(
+                Progress(
+                    done=self.samples,
+                    total=self._total,
+                    unit="samples" if self._own is not None else "steps",
+                    step=self.step,
+                    epoch=self.epoch + 1,
+                    epochs=self._epochs,
+                    values=self._values,
+                    rate=self.rate,
+                    size=self._context.world.size,
+                )
             )
-        )
 
     def _batches(self) -> Iterator[Batch]:
         """One pass over the loader, in the timeline. One of ``data_loader`` sees to that itself."""
