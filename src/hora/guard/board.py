@@ -101,6 +101,15 @@ class Board:
         os.ftruncate(fd, _SLOT * size)
         return fd
 
+    @classmethod
+    def private(cls) -> Board:
+        """A board of one rank that nobody else reads."""
+        fd = cls.make(1)
+        try:
+            return cls(fd, 1)
+        finally:
+            os.close(fd)
+
     def slot(self, rank: int) -> Slot:
         """The part that this rank writes."""
         return Slot(self._memory, rank * _SLOT)

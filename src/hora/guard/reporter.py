@@ -13,6 +13,7 @@ import select
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
@@ -63,7 +64,6 @@ class Reporter:
         self.waited = 0.0
         self._socket = socket.socket(fileno=link)
         self._socket.setblocking(False)
-        self._pid = os.getpid()
         self._sending = threading.Lock()
         self._news = threading.Condition()
         self._cleared: set[tuple[int, int]] = set()
@@ -73,13 +73,15 @@ class Reporter:
         self._numbers: dict[int, list[int]] = {}
         self._alone = 0
         self._place = (0, 0)
+        reference = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _disown(reference))
         self._thread = threading.Thread(target=self._listen, name="hora-guard", daemon=True)
         self._thread.start()
 
     @property
     def active(self) -> bool:
         """Whether it reports: not in a forked child, and not without a supervisor."""
-        return self._connected and os.getpid() == self._pid
+        return self._connected
 
     def send(self, record: Mapping[str, Any]) -> None:
         """Send a record. Without a supervisor, or in a forked child, it is dropped."""
@@ -176,8 +178,15 @@ class Reporter:
 
     def absent(self) -> None:
         """This rank has left: ``shutdown()``."""
-        if self.active:
-            self.slot.phase(Phase.ABSENT, *self._place, time.monotonic())
+        self.slot.phase(Phase.ABSENT, *self._place, time.monotonic())
+
+    def close(self) -> None:
+        """Hang up: nothing is reported or heard any more."""
+        with contextlib.suppress(OSError):  # the supervisor hung up first
+            self._socket.shutdown(socket.SHUT_RDWR)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._socket.close()
 
     def explain(self, error: BaseException) -> BaseException:
         """What to raise for an error of the engine: the verdict that caused it, if there is one."""
@@ -267,3 +276,11 @@ class Reporter:
                 call()
         elif record["kind"] in self.handlers:
             self.handlers[record["kind"]](record)
+
+
+def _disown(reference: weakref.ref[Reporter]) -> None:
+    """In a forked child: nothing that it does is this rank's doing."""
+    reporter = reference()
+    if reporter is not None:
+        reporter._connected = False
+        reporter.slot = Board.private().slot(0)

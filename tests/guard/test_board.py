@@ -1,0 +1,57 @@
+"""The board: what a rank writes is what the supervisor reads."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hora.guard.board import RING, Board, Entry, Phase
+
+numbers = st.integers(0, 2**64 - 1)
+
+
+def board(size: int) -> Board:
+    fd = Board.make(size)
+    try:
+        return Board(fd, size)
+    finally:
+        os.close(fd)
+
+
+@given(st.lists(st.tuples(numbers, numbers, numbers, numbers), max_size=2 * RING + 3), st.integers(0, 3))
+def test_the_last_collectives_are_kept_in_order(rows: list[tuple[int, int, int, int]], rank: int) -> None:
+    shown = board(4)
+    slot = shown.slot(rank)
+    for row in rows:
+        slot.enter(*row)
+    expected = [Entry(*row) for row in rows[-RING:]]
+    assert shown.entries(rank) == expected
+    assert list(shown.newest(rank)) == expected[::-1]
+    assert shown.head(rank).calls == len(rows)
+    for other in set(range(4)) - {rank}:
+        assert shown.entries(other) == []
+        assert shown.head(other).phase == Phase.ABSENT
+    shown.close()
+
+
+@given(numbers, numbers, st.floats(0, 1e9), st.floats(0, 1e9), st.floats(0, 1e9))
+def test_the_head_holds_what_was_written(
+    number: int, step: int, since: float, data: float, waited: float
+) -> None:
+    shown = board(2)
+    slot = shown.slot(1)
+    slot.begin(since)
+    slot.phase(Phase.WAITING, 3, number, since)
+    slot.pace(step, data, waited, since)
+    head = shown.head(1)
+    assert (head.phase, head.set_id, head.number, head.step) == (Phase.WAITING, 3, number, step)
+    assert (head.since, head.data, head.waited, head.stepped, head.began) == (
+        since,
+        data,
+        waited,
+        since,
+        since,
+    )
+    shown.close()
