@@ -26,7 +26,7 @@ def condition(tmp_path: Path, source: str) -> str | None:
     [
         ("if hora.rank() == 0:\n    CALL()", "`if hora.rank() == 0` (script.py:1)"),
         ("if rank == 0:\n    pass\nelse:\n    CALL()", "`if not (rank == 0)` (script.py:1)"),
-        ("if not args.local_rank:\n    for x in y:\n        CALL()", "`if not args.local_rank` (script.py:1)"),
+        ("if not a.local_rank:\n    for x in y:\n        CALL()", "`if not a.local_rank` (script.py:1)"),
         ("if os.environ['RANK'] == '0':\n    CALL()", "`if os.environ['RANK'] == '0'` (script.py:1)"),
         ("if is_main_process():\n    CALL()", "`if is_main_process()` (script.py:1)"),
         ("x = CALL() if rank0 else None", "`if rank0` (script.py:1)"),
