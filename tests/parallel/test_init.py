@@ -94,6 +94,7 @@ def needing_init() -> dict[str, Callable[[], Any]]:
         "data_loader": lambda: hora.data_loader((tensor,), global_batch=1),
         "mean": lambda: hora.mean(1.0),
         "track": lambda: hora.track([]),
+        "only": hora.only,
     }
 
 

@@ -153,7 +153,6 @@ def init(
             settings,
             generation=_generation,
             cuda=device.type == "cuda",
-            timeout=settings.timeout if guard is None else _guard.ENGINE_TIMEOUT,
         )
     _generation += 1
     path = run.events(world.rank) if run is not None and settings.timeline else None
@@ -174,6 +173,8 @@ def init(
         homogeneous=meeting.homogeneous,
     )
     _current.timeline.mark("init")
+    if guard is not None:
+        guard.add_group(0, meeting.group)
     if run is not None and world.rank == 0:
         run.describe(world=asdict(meeting.world), versions=_versions(), engines=engines)
     if process_sets != "dynamic":
@@ -194,7 +195,7 @@ def shutdown() -> None:
     if context is None or context.pid != os.getpid():
         return
     if context.guard is not None:
-        context.guard.reporter.absent()
+        context.guard.leave()
     _close_files(context)
     for process_set in context.process_sets.values():
         if context.adopted:

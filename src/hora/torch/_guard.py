@@ -8,6 +8,7 @@ costs one test.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import sys
 import threading
@@ -17,6 +18,7 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from hora.core.settings import Settings
 from hora.guard.calls import Call
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from hora.torch._process_sets import ProcessSet
     from hora.torch._request import Request
 
-__all__ = ["ENGINE_TIMEOUT", "Guard", "collective", "connect", "inside", "meeting", "user_frames"]
+__all__ = ["Guard", "collective", "connect", "inside", "meeting", "user_frames"]
 
 FRAMES = 12
 """User frames looked at for a condition on the rank."""
@@ -43,9 +45,9 @@ _LIBRARIES = tuple(
         Path(os.__file__).resolve().parent,
     }
 )
-ENGINE_TIMEOUT = 30 * 86400.0
-"""Seconds after which the engine gives a collective up under the guard: never in practice. The supervisor
-applies ``HORA_TIMEOUT``, with a reason, and not to a rank that is declared to be busy alone."""
+ENGINE_PATIENCE = datetime.timedelta(days=30)
+"""After which the engine itself gives a guarded collective up: never in practice. The supervisor applies
+``HORA_TIMEOUT``, with a reason, and not while a missing rank is declared to be busy alone."""
 
 _user_files: dict[str, bool] = {}
 _reporter: Reporter | None = None
@@ -58,11 +60,26 @@ class Guard:
     Attributes:
         reporter: the link to the supervisor.
         connections: the engine's connections, closed when the job must stop.
+
+    Args:
+        timeout: the setting ``HORA_TIMEOUT`` in seconds.
     """
 
-    def __init__(self, reporter: Reporter, connections: Connections) -> None:
+    def __init__(self, reporter: Reporter, connections: Connections, *, timeout: float) -> None:
         self.reporter = reporter
         self.connections = connections
+        self._timeout = datetime.timedelta(seconds=timeout)
+        self._engines: dict[int, Any] = {}
+
+    def add_group(self, set_id: int, group: dist.ProcessGroup) -> None:
+        """Take over the timeout of a process set's collectives."""
+        if "cpu" in dist.get_backend_config(group) and dist.get_world_size(group) > 1:
+            self._engines[set_id] = group._get_backend(torch.device("cpu"))
+
+    def leave(self) -> None:
+        """The job ends for this rank."""
+        self._engines.clear()
+        self.reporter.absent()
 
     def enter(
         self,
@@ -100,6 +117,9 @@ class Guard:
     @contextlib.contextmanager
     def waiting(self, place: tuple[int, int]) -> Iterator[None]:
         """This rank waits in a collective while the block runs; an engine's error becomes its cause."""
+        engine = self._engines.get(place[0])
+        if engine is not None:
+            engine._set_default_timeout(ENGINE_PATIENCE)  # of what is started inside
         with self.reporter.waiting(place):
             try:
                 yield
@@ -108,6 +128,9 @@ class Guard:
                 if cause is error:
                     raise
                 raise cause from error
+            finally:
+                if engine is not None:
+                    engine._set_default_timeout(self._timeout)
 
     def enter_request(self, request: Request) -> tuple[int, int]:
         """:meth:`enter` for a request."""
@@ -171,7 +194,7 @@ def connect(settings: Settings, *, rank: int, size: int) -> Guard | None:
         )
     if not _reporter.active:
         return None
-    guard = Guard(_reporter, Connections())
+    guard = Guard(_reporter, Connections(), timeout=settings.timeout)
     _reporter.on_alarm[:] = [guard.connections.close]
     return guard
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from hora.core.errors import CollectiveError
 from hora.torch import _context
-from hora.torch._guard import ENGINE_TIMEOUT, collective
+from hora.torch._guard import collective
 
 __all__ = [
     "ProcessSet",
@@ -215,12 +215,14 @@ def register(process_set: ProcessSet, context: _context.Context) -> None:
         raise CollectiveError(
             f"{process_set} is in use already.", fix="Make a new ProcessSet, or remove this one first."
         )
-    seconds = context.settings.timeout if context.guard is None else ENGINE_TIMEOUT
+    timeout = datetime.timedelta(seconds=context.settings.timeout)
     made = contextlib.nullcontext() if context.guard is None else context.guard.connections.made()
     with collective(context, "add_process_set"), made:
-        group: Any = dist.new_group(process_set.members, timeout=datetime.timedelta(seconds=seconds))
+        group: Any = dist.new_group(process_set.members, timeout=timeout)
     process_set._group = group if context.world.rank in process_set.members else None
     process_set.process_set_id = context.next_process_set
+    if context.guard is not None and process_set._group is not None:
+        context.guard.add_group(process_set.process_set_id, group)
     context.next_process_set += 1
     context.process_sets[process_set.process_set_id] = process_set
 

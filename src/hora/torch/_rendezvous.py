@@ -89,7 +89,7 @@ def engines(group: dist.ProcessGroup) -> dict[str, str]:
     return found
 
 
-def meet(world: World, settings: Settings, *, generation: int, cuda: bool, timeout: float) -> Meeting:
+def meet(world: World, settings: Settings, *, generation: int, cuda: bool) -> Meeting:
     """Form the group of all ranks.
 
     Args:
@@ -97,7 +97,6 @@ def meet(world: World, settings: Settings, *, generation: int, cuda: bool, timeo
         settings: the timeout, and the store that the launcher chose.
         generation: how many groups this process made before; keeps the keys of each apart.
         cuda: whether the ranks compute on GPUs.
-        timeout: seconds that the group's collectives wait at most.
 
     Raises:
         WorldError: there is no way to meet, or a rank does not come in time.
@@ -106,14 +105,14 @@ def meet(world: World, settings: Settings, *, generation: int, cuda: bool, timeo
         world, peers, homogeneous = _agree_on_hosts(world)
         return Meeting(world=world, group=_default_group(), peers=peers, homogeneous=homogeneous)
     environment: dict[str, str | None] = {}
-    patience = datetime.timedelta(seconds=settings.timeout)
+    timeout = datetime.timedelta(seconds=settings.timeout)
     hook = sys.excepthook
     try:
         if world.host_count == 1 and "GLOO_SOCKET_IFNAME" not in os.environ:
             _set_loopback(environment)
-        base, file = _store(world, settings, timeout=patience, generation=generation)
+        base, file = _store(world, settings, timeout=timeout, generation=generation)
         store = PrefixStore(f"hora/{generation}", base)
-        store.set_timeout(patience)
+        store.set_timeout(timeout)
         store.set(f"came/{world.rank}", "1")
         with _explain_absence(store, world, settings):
             dist.init_process_group(
@@ -121,7 +120,7 @@ def meet(world: World, settings: Settings, *, generation: int, cuda: bool, timeo
                 store=store,
                 rank=world.rank,
                 world_size=world.size,
-                timeout=datetime.timedelta(seconds=timeout),
+                timeout=timeout,
             )
             # torch prefixes tracebacks with the rank; the launcher does that for all output.
             sys.excepthook = hook
