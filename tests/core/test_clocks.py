@@ -51,32 +51,59 @@ def test_the_true_offset_lies_within_the_stated_error(offsets: list[float], seed
     assert found[0].offset == found[0].error == 0.0
     for rank, true in enumerate(offsets, 1):
         # The resolution of a float of 1.8e9 is 2.4e-7.
-        assert abs(found[rank].offset - true) <= found[rank].error + 1e-6
-        assert abs(found[rank].offset - true) < 3e-4
-        assert found[rank].error < 0.02
+        assert abs(found[rank].offset - true) <= found[rank].bound + 1e-6
+        # Differences of the ends are triangular over plus and minus 0.2 ms: a deviation of 0.082 ms.
+        assert abs(found[rank].offset - true) < 6e-5
+        assert 2e-5 < found[rank].error < 2e-4
+        assert found[rank].bound < 0.02
         assert found[rank].events == 50
 
 
-def test_one_host_has_one_clock() -> None:
+def test_equal_clocks() -> None:
     found = clocks(simulate([0.0, 0.0, 0.0]))
     assert all(clock.agrees for clock in found.values())
     assert found[2].common(1.8e9 + 1) == 1.8e9 + 1
 
 
-def test_a_rank_that_notices_late_is_not_taken_for_a_clock_ahead() -> None:
+def test_ranks_of_one_host_have_one_clock() -> None:
+    recordings = simulate([0.0, 0.005, 2.0, 2.0])
+    for rank, recording in recordings.items():
+        recording.events.insert(0, Event("init", "main", 1.8e9, 1.8e9, {"host": f"lab-{rank // 2}"}))
+    recordings[3].events = recordings[3].events[:1]  # knows its host and nothing else
+    found = clocks(recordings)
+    # What an overloaded host makes of rank 1's ends is no clock's doing.
+    assert found[1].shared
+    assert found[1].agrees
+    assert abs(found[1].offset - 0.005) < 1e-4
+    assert found[3] == found[2]
+    assert abs(found[3].common(1.8e9 + 2.0) - 1.8e9) < 1e-4
+
+
+def test_only_the_last_bucket_of_a_backward_tells_the_moment() -> None:
+    """An earlier one has come while backward went on, and its end is when the script came to look."""
+    recordings = simulate([0.0, 2.0])
+    for rank, recording in recordings.items():
+        early = [
+            event._replace(start=event.start - 0.01, stop=event.stop + 0.02 * rank)
+            for event in recording.events
+        ]
+        recording.events = [one for pair in zip(early, recording.events, strict=True) for one in pair]
+    assert abs(clocks(recordings)[1].offset - 2.0) < 1e-4
+
+
+def test_a_rank_that_always_notices_late_stays_within_the_bound() -> None:
     recordings = simulate([0.0, 0.0])
     slow = recordings[1]
     slow.events = [event._replace(stop=event.stop + 0.03) for event in slow.events]
     clock = clocks(recordings)[1]
-    assert clock.error >= 0.02
-    assert abs(clock.offset) <= clock.error
+    assert abs(clock.offset - 0.0) <= clock.bound
 
 
 def test_clocks_that_drift_apart() -> None:
     recordings = simulate([0.0, 3.0], drifts=[0.0, 5e-5], steps=1000, step=1.0)
     clock = clocks(recordings)[1]
     assert abs(clock.drift - 5e-5) < 2e-6
-    assert clock.error < 5e-3
+    assert clock.error < 2e-4
     for reference, own in zip(recordings[0].events, recordings[1].events, strict=True):
         assert abs(clock.common(own.stop) - reference.stop) < 1e-3
 

@@ -20,6 +20,7 @@ VERBS = {
     "train": "train a workload to its target",
     "workloads": "list the workloads, their data and their targets",
     "report": "write a run's report.html again",
+    "trace": "say where a run's time went, and write its timeline for Perfetto",
     "settings": "print every setting, its value and where it came from",
     "explain": "print the page about an error",
 }

@@ -69,7 +69,12 @@ def write_trace(
         lines += _rank(rank, recording.events, clock[rank], origin)
     about = {
         "clocks": {
-            str(rank): {"offset_s": one.offset, "drift": one.drift, "error_s": one.error}
+            str(rank): {
+                "offset_s": one.offset,
+                "drift": one.drift,
+                "error_s": one.error,
+                "bound_s": one.bound,
+            }
             for rank, one in standing.items()
             if one.error < float("inf")
         }

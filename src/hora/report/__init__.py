@@ -1,4 +1,5 @@
-"""``report.html``: one self-contained page about a run, made from the files of its run directory.
+"""``report.html``: one self-contained page about a run, made from the files of its run directory;
+and :func:`account`, where the run's time went.
 
 The page opens offline: no scripts, no external request of any kind. It is written from whatever is
 there: a run that failed before its first step, or that is still running, has a report too.
@@ -14,6 +15,7 @@ test images::
 
 from __future__ import annotations
 
+from hora.report._account import Account, account
 from hora.report._page import write_report
 
-__all__ = ["write_report"]
+__all__ = ["Account", "account", "write_report"]

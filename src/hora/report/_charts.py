@@ -15,7 +15,7 @@ from html import escape
 from hora.core.plural import plural
 from hora.report._scale import Axis, Point, thin
 
-__all__ = ["Bar", "Box", "Curve", "Rule", "bar_chart", "box_chart", "line_chart"]
+__all__ = ["Bar", "Box", "Curve", "Rule", "Stack", "bar_chart", "box_chart", "line_chart", "stack_chart"]
 
 WIDTH, HEIGHT = 440, 250
 LEFT, RIGHT, TOP, BOTTOM = 54, 14, 26, 42
@@ -23,6 +23,7 @@ MOST_POINTS = 800
 MOST_STOPS = 100
 """Places on the x axis that show their values when pointed at."""
 MOST_MARKERS = 60
+MOST_STACKS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,18 @@ class Box:
 
     name: str
     levels: tuple[float, float, float, float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """One bar made of parts: (name, value, style), drawn in this order."""
+
+    name: str
+    parts: Sequence[tuple[str, float, str]]
+
+    @property
+    def total(self) -> float:
+        return math.fsum(value for _, value, _ in self.parts)
 
 
 def line_chart(
@@ -183,6 +196,52 @@ def bar_chart(bars: Sequence[Bar], *, title: str, unit: str) -> str:
         )
     about = "; ".join(f"{bar.name} {_value(bar.value)}" for bar in bars)
     return _svg(title, f"{about} ({unit}).", parts, height=height)
+
+
+def stack_chart(stacks: Sequence[Stack], *, title: str, x_label: str, y_label: str) -> str:
+    """Horizontal bars made of parts, from zero, one below the other; many become thin and touch."""
+    if not stacks:
+        return ""
+    pitch = max(6.0, min(34.0, 420 / len(stacks)))
+    left, gap = LEFT, pitch * 0.28 if len(stacks) <= MOST_STACKS / 2 else 0.0
+    height = 14 + pitch * len(stacks) + BOTTOM
+    width = WIDTH - left - RIGHT
+    axis = Axis.around([max(stack.total for stack in stacks)], zero=True, count=5, snap=False)
+    bottom = height - BOTTOM
+    parts = [_text("axis", left + width / 2, _n(height - 6), x_label)]
+    for tick, label in zip(axis.ticks, axis.labels(), strict=True):
+        x = _n(left + width * axis.place(tick))
+        parts.append(f'<path class="grid" d="M{x} 10V{_n(bottom)}"/>' + _text("tick", x, bottom + 16, label))
+    every = math.ceil(13 / pitch)
+    for index, stack in enumerate(stacks):
+        y, at = 12 + pitch * index, 0.0
+        total = stack.total or 1.0
+        words = ", ".join(
+            f"{name} {_value(value)} {x_label} ({100 * value / total:.0f} %)"
+            for name, value, _ in stack.parts
+        )
+        parts.append(f'<g class="stack"><title>{escape(f"{y_label} {stack.name}: {words}")}</title>')
+        for _, value, style in stack.parts:
+            start, at = at, at + value
+            wide = width * (axis.place(at) - axis.place(start))
+            if wide > 0.02:
+                parts.append(
+                    f'<rect class="{style}" x="{_n(left + width * axis.place(start))}" y="{_n(y + gap / 2)}" '
+                    f'width="{round(wide, 2)}" height="{_n(pitch - gap)}"/>'
+                )
+        parts.append("</g>")
+        if index % every == 0:
+            parts.append(
+                f'<text class="tick" x="{left - 8}" y="{_n(y + pitch / 2 + 4)}" text-anchor="end">'
+                f"{escape(stack.name)}</text>"
+            )
+    parts.append(f'<path class="base" d="M{left} 10V{_n(bottom)}"/>')
+    parts.append(f'<text class="axis" x="0" y="8">{escape(y_label)}</text>')
+    longest = max(stacks, key=lambda stack: stack.total)
+    about = (
+        f"{len(stacks)} bars, the longest, of {y_label} {longest.name}, {_value(longest.total)} {x_label}."
+    )
+    return _svg(title, about, parts, height=round(height))
 
 
 class _Placed:
