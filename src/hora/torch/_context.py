@@ -172,11 +172,12 @@ def init(
         environment=meeting.environment,
         homogeneous=meeting.homogeneous,
     )
-    _current.timeline.mark("init")
+    _current.timeline.mark("init", host=platform.node())
     if guard is not None:
         guard.add_group(0, meeting.group)
     if run is not None and world.rank == 0:
-        run.describe(world=asdict(meeting.world), versions=_versions(), engines=engines)
+        mode = "off" if guard is None else settings.guard
+        run.describe(world=asdict(meeting.world), versions=_versions(), engines=engines, guard=mode)
     if process_sets != "dynamic":
         from hora.torch._process_sets import add_process_set  # it builds on this module
 
