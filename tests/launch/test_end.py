@@ -66,8 +66,11 @@ def test_store_socket_listens_in_rank_0_alone_and_nothing_else_leaks(bench: Benc
         """
     )
     assert ended.code == 0, ended.err
-    # Rank 0: store socket, status pipe, failure pipe. Rank 1: failure pipe.
-    assert sorted(ended.out.splitlines()) == ["[0] ['pipe', 'pipe', 'socket']", "[1] ['pipe']"]
+    # Each rank: failure pipe, stack pipe, guard's socket, board. Rank 0 also: store socket, status pipe.
+    assert sorted(ended.out.splitlines()) == [
+        "[0] ['/memfd', 'pipe', 'pipe', 'pipe', 'socket', 'socket']",
+        "[1] ['/memfd', 'pipe', 'pipe', 'socket']",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from pathlib import Path
@@ -50,6 +51,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--timeout", metavar="S", help="stop the job after S seconds (exit code 124); default: never"
     )
     parser.add_argument(
+        "--guard",
+        choices=("on", "strict", "off"),
+        help="watch the ranks; on: each new kind of collective is compared before it starts; strict: every "
+        "one; default: HORA_GUARD, else on",
+    )
+    parser.add_argument(
+        "--stall-after",
+        metavar="S",
+        help="name a rank that others have waited for S seconds; default: HORA_STALL_AFTER, else 30",
+    )
+    parser.add_argument(
+        "--stall-abort",
+        metavar="S",
+        help="stop the job when they have waited S seconds; default: HORA_STALL_ABORT, else HORA_TIMEOUT",
+    )
+    parser.add_argument(
         "command",
         nargs=argparse.REMAINDER,
         metavar="script.py [arguments ...]",
@@ -75,7 +92,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise LaunchError("There is nothing to run.", fix="Write for example: hora run -n 2 train.py")
     name, *rest = command
     target: Target = ModuleTarget(name) if arguments.module else ScriptTarget(name)
-    env = dict(_variable(text) for text in arguments.env)
+    env = dict(_variable(text) for text in arguments.env) | _guard_variables(arguments)
     title = None
     if arguments.horovod:
         from hora.launch import horovod
@@ -94,7 +111,7 @@ def _run(arguments: argparse.Namespace) -> int:
         prefix=arguments.output_rank_prefix,
         quiet=arguments.quiet,
         name=title if arguments.name is None else arguments.name,
-        timeout=_seconds(arguments.timeout),
+        timeout=_seconds("--timeout", arguments.timeout),
     )
     return run_job(job).exit_code
 
@@ -114,15 +131,29 @@ def _path(text: str) -> Path:
     return Path(text)
 
 
-def _seconds(text: str | None) -> float | None:
+def _seconds(flag: str, text: str | None) -> float | None:
     if text is None:
         return None
     try:
         return float(text)
     except ValueError:
         raise LaunchError(
-            f"--timeout {text}: that is not a number of seconds.", fix="Write --timeout 3600."
+            f"{flag} {text}: that is not a number of seconds.", fix=f"Write {flag} 3600."
         ) from None
+
+
+def _guard_variables(arguments: argparse.Namespace) -> dict[str, str]:
+    """The guard's settings, which the ranks need too."""
+    found = {} if arguments.guard is None else {"HORA_GUARD": arguments.guard}
+    for flag, variable in (("--stall-after", "HORA_STALL_AFTER"), ("--stall-abort", "HORA_STALL_ABORT")):
+        value = _seconds(flag, getattr(arguments, flag[2:].replace("-", "_")))
+        if value is not None and not 0 < value < math.inf:
+            raise LaunchError(
+                f"{flag} {value:g}: that is not a positive number of seconds.", fix=f"Write {flag} 60."
+            )
+        if value is not None:
+            found[variable] = repr(value)
+    return found
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -5,6 +5,7 @@
     runs/<name>/
       run.json          configuration, versions, world, summary
       metrics.jsonl     one JSON object per line
+      verdicts.jsonl    what the guard found, one JSON object per line; absent when it found nothing
       logs/rank-0.log   everything rank 0 printed
       failures/         one JSON file per rank that raised
       events/           one file of timeline events per rank
@@ -40,6 +41,7 @@ class RunDirectory:
         self.path = path
         self.run_json = path / "run.json"
         self.metrics = path / "metrics.jsonl"
+        self.verdicts = path / "verdicts.jsonl"
         self.timeline = path / "timeline.json"
         self.mlperf_log = path / "mlperf.log"
         self.report = path / "report.html"
@@ -127,8 +129,15 @@ class RunDirectory:
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add one line to ``metrics.jsonl``, whole or not at all. Only rank 0 may call it."""
-        line = (json.dumps(record) + "\n").encode()
-        with disk_errors(self.path), self.metrics.open("ab", buffering=0) as file:
+        self._append(self.metrics, json.dumps(record) + "\n")
+
+    def append_verdict(self, line: str) -> None:
+        """Add one line to ``verdicts.jsonl``, whole or not at all. Only the supervisor may call it."""
+        self._append(self.verdicts, line)
+
+    def _append(self, path: Path, text: str) -> None:
+        line = text.encode()
+        with disk_errors(self.path), path.open("ab", buffering=0) as file:
             before = file.tell()
             try:
                 while line:

@@ -120,11 +120,12 @@ class Calls:
 
     def waiting(self) -> dict[int, tuple[int, int]]:
         """Ranks inside a collective: its process set and number."""
-        heads = ((rank, self._judge.board.head(rank)) for rank in range(self._judge.size))
+        ended = self._judge.gone | self._judge.dead
+        heads = ((rank, self._judge.board.head(rank)) for rank in range(self._judge.size) if rank not in ended)
         return {
             rank: (head.set_id, head.number)
             for rank, head in heads
-            if head.phase in (Phase.WAITING, Phase.CHECKING) and rank not in self._judge.gone
+            if head.phase in (Phase.WAITING, Phase.CHECKING)
         }
 
     def _settle(self, place: tuple[int, int]) -> None:

@@ -17,6 +17,10 @@ from hora.guard.verdict import Verdict
 __all__ = ["Desk", "Judge", "Options", "Part"]
 
 
+LONGEST_TRACEBACK = 6000
+"""Characters of a failed rank's traceback that the others are told."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """How the guard judges.
@@ -87,7 +91,8 @@ class Judge:
         hosts: host of each rank.
 
     Attributes:
-        gone: ranks whose process has ended.
+        gone: ranks whose process has ended with exit code 0.
+        dead: ranks whose process has ended otherwise.
         urgent: whether the next :meth:`tick` is wanted soon (:data:`SOON`), rather than at leisure.
     """
 
@@ -104,6 +109,7 @@ class Judge:
         self.hosts = list(hosts)
         self.size = board.size
         self.gone: set[int] = set()
+        self.dead: set[int] = set()
         self.stopped = False
         self.urgent = False
         self.calls = Calls(self)
@@ -135,10 +141,11 @@ class Judge:
         first = message.strip().splitlines()[0] if message.strip() else ""
         what = f"{error}: {first}" if first else error
         at = f" at {where}" if where else ""
+        trace = f"\n{_shortened(traceback.rstrip())}" if traceback.strip() else ""
         self.find(
             Verdict(
                 kind="rank-failed",
-                text=f"Rank {rank} failed{at}: {what}",
+                text=f"Rank {rank} failed{at}: {what}{trace}",
                 advice="The other ranks were stopped; correct the error on that rank.",
                 ranks=[rank],
                 where=where,
@@ -148,9 +155,9 @@ class Judge:
             stop=True,
         )
 
-    def ended(self, rank: int) -> None:
-        """A rank's process has ended."""
-        self.gone.add(rank)
+    def ended(self, rank: int, *, well: bool) -> None:
+        """A rank's process has ended, ``well`` with exit code 0."""
+        (self.gone if well else self.dead).add(rank)
         for part in self._parts:
             part.ended(rank)
 
@@ -179,6 +186,12 @@ class Judge:
     def step(self, rank: int) -> int | None:
         """Steps that a rank has made; None before its first."""
         return self.board.head(rank).step or None
+
+
+def _shortened(text: str) -> str:
+    """Both ends of a long traceback; the rank's log has all of it."""
+    half = LONGEST_TRACEBACK // 2
+    return text if len(text) <= LONGEST_TRACEBACK else f"{text[:half]}\n...\n{text[-half:]}"
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

@@ -154,7 +154,7 @@ class Late:
             return f"{who}; its stack could not be taken."
         frames = _frames(stack)
         if not frames:
-            return f"{who}; {stack.strip()}"
+            return f"{who}; {stack.strip()}."
         return f"{who}; it is in {' < '.join(frames[:SHOWN_FRAMES])}."
 
 

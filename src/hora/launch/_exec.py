@@ -9,7 +9,7 @@ import os
 import sys
 
 if __name__ == "__main__":
-    for key in ("HORA_STORE_FD", "HORA_STATUS_FD"):
+    for key in ("HORA_STORE_FD", "HORA_STATUS_FD", "HORA_GUARD_FD", "HORA_GUARD_BOARD"):
         if key in os.environ:
             os.set_inheritable(int(os.environ[key]), True)
     os.execv(sys.argv[1], sys.argv[1:])

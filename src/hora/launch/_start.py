@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from hora.core import settings
 from hora.core.rundir import RunDirectory
 from hora.launch import _worker, horovod
+from hora.launch._guard import Ends
 from hora.launch.job import HOST, FunctionTarget, Job, ModuleTarget, rank_environment
 from hora.launch.output import Console
 
@@ -22,7 +23,7 @@ PIPE_BYTES = 1 << 18
 F_SETPIPE_SZ = 1031
 """From <linux/fcntl.h>; named in fcntl from Python 3.10 on, on Linux only."""
 
-DESCRIPTORS_PER_RANK = 4
+DESCRIPTORS_PER_RANK = 6
 SPARE_DESCRIPTORS = 64
 
 
@@ -49,7 +50,7 @@ class Starter:
         flags: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
         self._python = [sys.executable, *flags, _worker.__file__]
 
-    def start(self, number: int) -> subprocess.Popen[bytes]:
+    def start(self, number: int, guard: Ends) -> subprocess.Popen[bytes]:
         """Start one rank, with its stdout and stderr as unbuffered, non-blocking pipes."""
         environment = self._environment | {
             "HORA_RANK": str(number),
@@ -59,7 +60,8 @@ class Starter:
         }
         if environment.get("HORA_HOROVOD") == "1":
             environment |= horovod.rank_variables(number, self._job.workers)
-        inherited = [self._failures_writer]
+        environment |= guard.environment
+        inherited = [self._failures_writer, *guard.inherited]
         if number == 0:
             inherited += [self._store.fileno(), self._status_writer]
             environment["HORA_STORE_FD"] = str(self._store.fileno())
@@ -70,6 +72,7 @@ class Starter:
                 str(os.getpid()),
                 str(self._run.failure(number)),
                 str(self._failures_writer),
+                str(guard.stack),
                 *self._what(),
             ],
             stdin=subprocess.DEVNULL,

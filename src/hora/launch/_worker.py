@@ -1,17 +1,18 @@
 """What runs inside each rank before, around and after the user's code.
 
-Started by path, as ``python _worker.py PARENT FAILURE NOTIFY KIND TARGET ARGUMENTS...``, and kept free
-of imports from Hora: the start of a rank costs what plain ``python`` costs, and the user's ``sys.path``
-decides which Hora the script sees. It does three things:
+Started by path, as ``python _worker.py PARENT FAILURE NOTIFY STACK KIND TARGET ARGUMENTS...``, and kept
+free of imports from Hora: the start of a rank costs what plain ``python`` costs, and the user's ``sys.path``
+decides which Hora the script sees. It does four things:
 
 - it ties the rank's life to the launcher's (``PR_SET_PDEATHSIG``);
 - it runs the script, module or function as ``__main__``, with ``sys.argv`` and ``sys.path[0]`` as plain
   ``python`` would set them;
 - it writes an uncaught exception to the FAILURE file, with its time, so that the launcher can tell the
-  first failure from the echoes of it.
+  first failure from the echoes of it;
+- it writes its stack to the STACK descriptor whenever the launcher asks by a signal.
 
 FAILURE is a path, NOTIFY a descriptor on which one line tells the launcher that the file is there: a
-rank can hang on its way out, in a thread or in a destructor.
+rank can hang on its way out, in a thread or in a destructor. STACK is a descriptor too, or -1.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ import time
 from types import ModuleType, TracebackType
 from typing import Any
 
-__all__ = ["main"]
+__all__ = ["main", "stack_signal"]
 
 PR_SET_PDEATHSIG = 1
 """From <linux/prctl.h>."""
 
 
 def main() -> None:
-    _, parent, failure, notify, kind, target, *arguments = sys.argv
+    _, parent, failure, notify, stack, kind, target, *arguments = sys.argv
     _die_with(int(parent))
     _drop_own_path()
-    _prepare(int(notify))
+    _prepare(int(notify), int(stack))
     started_by = os.getpid()
     try:
         if kind == "function":
@@ -45,6 +46,17 @@ def main() -> None:
             if kind == "function" and isinstance(error, Exception):
                 _send_exception(error, arguments[0])
         raise
+
+
+def stack_signal() -> int | None:
+    """The signal on which a rank writes its stack; None where there are no real-time signals (macOS).
+
+    One that neither Python's libraries nor profilers use, who take the first and the last ones.
+    """
+    import signal
+
+    first = getattr(signal, "SIGRTMIN", None)
+    return None if first is None else int(first) + 13
 
 
 def _die_with(parent: int) -> None:
@@ -68,7 +80,7 @@ def _drop_own_path() -> None:
         sys.path.pop(0)
 
 
-def _prepare(notify: int) -> None:
+def _prepare(notify: int, stack: int) -> None:
     import atexit
     import faulthandler
     import signal
@@ -76,11 +88,13 @@ def _prepare(notify: int) -> None:
     atexit.register(_leave)  # registered first, so that it runs last
     # A launcher started from a thread that blocks signals would otherwise hand the block on.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    for number in (
-        notify,
-        *(int(os.environ[key]) for key in ("HORA_STORE_FD", "HORA_STATUS_FD") if key in os.environ),
-    ):
-        os.set_inheritable(number, False)
+    ours = ("HORA_STORE_FD", "HORA_STATUS_FD", "HORA_GUARD_FD", "HORA_GUARD_BOARD")
+    for number in (notify, stack, *(int(os.environ[key]) for key in ours if key in os.environ)):
+        if number >= 0:
+            os.set_inheritable(number, False)
+    number_of_signal = stack_signal()
+    if stack >= 0 and number_of_signal is not None:
+        faulthandler.register(number_of_signal, file=stack, all_threads=True, chain=False)
     if sys.stderr is not None:
         faulthandler.enable()  # a segmentation fault then says in which line
 

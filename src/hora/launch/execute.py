@@ -72,7 +72,7 @@ def run_job(job: Job, *, announce: bool = True) -> JobResult:
     if announce and not job.quiet:
         _say(f"hora: {job.workers} {plural(job.workers, 'worker')}, run directory {path}")
     began = time.monotonic()
-    supervisor = Supervisor(job, run)
+    supervisor = Supervisor(job, run, announce=announce)
     try:
         ended = supervisor.run()
     except HoraError:

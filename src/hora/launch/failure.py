@@ -17,25 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from hora.core.rundir import RunDirectory
-from hora.launch import _record, _worker
+from hora.guard.judge import ranks_text
+from hora.guard.verdict import Verdict
+from hora.launch import _record, _report
 
-__all__ = ["Failure", "Outcome", "judge", "parse_record", "read_record", "signal_name"]
+__all__ = ["Failure", "Outcome", "judge", "parse_record", "read_record", "what_happened"]
 
 SAME_MOMENT = 5.0
 """Seconds within which equal errors of all ranks are one error: imports take that long on a busy host."""
-
-TAIL_LINES = 12
-"""Lines of stderr shown for a rank that left no traceback."""
-
-LONGEST = 300
-"""Characters shown of such a line."""
-
-UNTOLD = (_worker.__file__, "Extension modules: ")
-"""Parts of faulthandler's output that say nothing about the fault."""
-
-LONGEST_LINE = 2000
-LONGEST_TEXT = 200
-"""Characters of a line and lines of a traceback in the report; the log has all of it."""
 
 ABORTS = (signal.SIGABRT,)
 """Signals by which C++ code ends after an exception of its own, which may be an echo."""
@@ -88,6 +77,11 @@ class Outcome:
         return -self.code in ABORTS and any(_record.ECHO_TEXT.search(line) for line in self.tail)
 
     @property
+    def told(self) -> bool:
+        """Whether it ended by the error that the guard had it raise."""
+        return self.record is not None and str(self.record["type"]).endswith("VerdictError")
+
+    @property
     def exit_code(self) -> int:
         """As a shell counts: 128 and the number for a signal."""
         if self.record is not None and (self.stop_sent is not None or self.code == 0):
@@ -114,6 +108,7 @@ class Failure:
         summary: one line: which rank, and how.
         report: the whole report as text.
         others: how each other rank ended, one line each.
+        verdict: what the guard found, where that ended the job rather than a rank's own failure.
     """
 
     rank: int
@@ -122,31 +117,37 @@ class Failure:
     summary: str
     report: str
     others: Sequence[str] = field(default_factory=tuple)
+    verdict: Verdict | None = None
 
 
-def judge(outcomes: Sequence[Outcome], run: RunDirectory) -> Failure | None:
+def judge(
+    outcomes: Sequence[Outcome], run: RunDirectory, *, verdict: Verdict | None = None
+) -> Failure | None:
     """The first failure among the ranks' ends; None when all ended well or were stopped.
 
     Args:
         outcomes: one per rank.
         run: for the paths of the logs in the report.
+        verdict: the one by which the guard stopped the job.
     """
+    if verdict is not None and verdict.kind != "rank-failed":
+        return _by_verdict(verdict, outcomes, run)
     failed = [outcome for outcome in outcomes if outcome.failed]
     if not failed:
         return None
-    first = min(failed, key=lambda outcome: (outcome.echo, outcome.time, outcome.rank))
+    first = min(failed, key=lambda outcome: (outcome.told, outcome.echo, outcome.time, outcome.rank))
     host = socket.gethostname()
     same = _same_error(first, failed)
     everyone = len(same) == len(outcomes) > 1
     who = f"all {len(outcomes)} ranks" if everyone else f"rank {first.rank} of {len(outcomes)}"
-    summary = f"{who} failed on {host}: {_how(first)}"
-    others = (
-        []
-        if everyone
-        else [_line(outcome, first, outcomes, same) for outcome in outcomes if outcome is not first]
-    )
-    parts = [f"hora: {summary}", *_indent(_details(first)), *_indent(others)]
-    parts.append(f"  log: {_shown(run.log(first.rank))}")
+    summary = f"{who} failed on {host}: {_report.how(first)}"
+    others = []
+    for outcome in outcomes:
+        if outcome is not first and not everyone:
+            text = _report.line(outcome, first.rank, size=len(outcomes), same=outcome in same)
+            others.append(f"rank {outcome.rank}: {text}")
+    parts = [f"hora: {summary}", *_report.indent(_report.details(first)), *_report.indent(others)]
+    parts.append(f"  log: {_report.shown(run.log(first.rank))}")
     return Failure(
         rank=first.rank,
         host=host,
@@ -155,6 +156,51 @@ def judge(outcomes: Sequence[Outcome], run: RunDirectory) -> Failure | None:
         report="\n".join(parts),
         others=tuple(others),
     )
+
+
+def _by_verdict(verdict: Verdict, outcomes: Sequence[Outcome], run: RunDirectory) -> Failure:
+    """A short report: the verdict itself was shown when it was found."""
+    named = verdict.ranks[0] if verdict.ranks else 0
+    ends: dict[str, list[int]] = {}
+    for outcome in outcomes:
+        text = _report.line(outcome, named, size=len(outcomes), same=False)
+        ends.setdefault(text, []).append(outcome.rank)
+    others = [f"{ranks_text(ranks)}: {text}" for text, ranks in ends.items()]
+    own = [outcome for outcome in outcomes if outcome.failed and not outcome.told and not outcome.echo]
+    told = [outcome.rank for outcome in outcomes if outcome.told]
+    summary = f"job stopped by the verdict {verdict.kind}"
+    parts = [f"hora: {summary} (above)", *_report.indent(others)]
+    return Failure(
+        rank=told[0] if told else named,
+        host=socket.gethostname(),
+        exit_code=min(own, key=lambda outcome: outcome.time).exit_code if own else 1,
+        summary=summary,
+        report="\n".join([*parts, f"  log: {_report.shown(run.log(named))}"]),
+        others=tuple(others),
+        verdict=verdict,
+    )
+
+
+def what_happened(outcome: Outcome) -> dict[str, Any]:
+    """A failed rank's error for the other ranks: ``error``, ``message``, ``traceback`` and ``where``."""
+    record = outcome.record
+    if record is None:
+        error, meaning = _report.death(outcome)
+        tail = "\n".join(_report.details(outcome))
+        return {"error": error, "message": meaning, "traceback": tail, "where": None}
+    where = record.get("where")
+    message = record["message"]
+    if record["exit"]:
+        numeric = re.fullmatch(r"-?\d+", message) is not None
+        error, message = f"exit code {outcome.exit_code}", "" if numeric else message
+    else:
+        error = record["type"].rpartition(".")[2]
+    return {
+        "error": error,
+        "message": message,
+        "traceback": record["traceback"],
+        "where": f"{where.get('file')}:{where.get('line')}" if isinstance(where, dict) else None,
+    }
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
@@ -186,107 +232,6 @@ def parse_record(text: str) -> dict[str, Any] | None:
     return record
 
 
-def signal_name(number: int) -> str:
-    """``SIGSEGV`` for 11."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-_MEANING = {
-    signal.SIGSEGV: "segmentation fault",
-    signal.SIGBUS: "bus error; a full /dev/shm is a common cause",
-    signal.SIGILL: "illegal instruction: built for another processor?",
-    signal.SIGFPE: "arithmetic error in compiled code",
-    signal.SIGABRT: "abort by compiled code",
-    signal.SIGKILL: "killed from outside",
-    signal.SIGTERM: "told to stop from outside",
-    signal.SIGINT: "interrupted from outside",
-    signal.SIGHUP: "hung up from outside",
-    signal.SIGXCPU: "processor time limit",
-    signal.SIGXFSZ: "file size limit",
-}
-
-
-def _how(outcome: Outcome) -> str:
-    if outcome.record is not None and not outcome.record["exit"]:
-        return f"{outcome.record['type'].rpartition('.')[2]}, exit code {outcome.exit_code}"
-    if outcome.code < 0 and outcome.record is None:
-        number = -outcome.code
-        if number == signal.SIGKILL and outcome.memory:
-            return f"SIGKILL, killed because memory ran out ({outcome.memory}), exit code {outcome.exit_code}"
-        try:
-            meaning = f" ({_MEANING[signal.Signals(number)]})"
-        except (ValueError, KeyError):
-            meaning = ""
-        return f"{signal_name(number)}{meaning}, exit code {outcome.exit_code}"
-    return f"exit code {outcome.exit_code}"
-
-
-def _details(first: Outcome) -> list[str]:
-    record = first.record
-    lines: list[str] = []
-    if record is None:
-        told = [line[:LONGEST] for line in first.tail if not any(word in line for word in UNTOLD)]
-        lines = told[-TAIL_LINES:]
-        if lines:
-            lines.insert(0, "its last lines on stderr:")
-        if first.memory and first.code == -signal.SIGKILL:
-            lines.append("Use a smaller micro-batch or fewer workers, or give the job more memory.")
-    elif isinstance(record.get("hora"), dict):
-        lines = [
-            *str(record["hora"].get("what", "")).splitlines(),
-            *str(record["hora"].get("fix", "")).splitlines(),
-        ]
-        lines += _where(record)
-        lines.append(f"more: hora explain {record['hora'].get('slug', '')}")
-    elif record["exit"]:
-        code = record["message"]
-        lines = [*_where(record)]
-        if not re.fullmatch(r"-?\d+", code):
-            lines.insert(0, code)
-    else:
-        lines = record["traceback"].rstrip().splitlines()
-        if record["type"] == "ModuleNotFoundError" and "'horovod" in record["message"]:
-            lines.append("Scripts written for horovod.torch run with: hora run --horovod -np 2 script.py")
-    if first.memory and first.code != -signal.SIGKILL:
-        lines.append(f"The kernel's out-of-memory killer ran during the job: {first.memory}.")
-    return lines
-
-
-def _where(record: dict[str, Any]) -> list[str]:
-    where = record.get("where")
-    if not isinstance(where, dict):
-        return []
-    return [f"at {where.get('file')}:{where.get('line')}: {where.get('code')}".rstrip(": ")]
-
-
-def _line(outcome: Outcome, first: Outcome, outcomes: Sequence[Outcome], same: Sequence[Outcome]) -> str:
-    who = f"rank {outcome.rank}: "
-    if outcome in same:
-        return who + "the same error"
-    if outcome.failed and outcome.echo:
-        return who + f"echo: connection to rank {_lost(outcome, first, outcomes)} lost"
-    if outcome.stopped:
-        if outcome.code == -signal.SIGKILL:
-            return who + "stopped by hora (SIGKILL, it did not end on SIGTERM)"
-        return who + "stopped by hora"
-    if outcome.code == 0:
-        return who + "ended by itself with exit code 0"
-    text = f"ended by itself: {_how(outcome)}"
-    if outcome.record is not None and not outcome.record["exit"] and outcome.record["message"].strip():
-        text += f": {outcome.record['message'].strip().splitlines()[0][:200]}"
-    return who + text
-
-
-def _lost(outcome: Outcome, first: Outcome, outcomes: Sequence[Outcome]) -> int:
-    named = re.search(r"\brank (\d+)", outcome.record["message"]) if outcome.record else None
-    if named and int(named[1]) < len(outcomes) and int(named[1]) != outcome.rank:
-        return int(named[1])
-    return first.rank
-
-
 def _same_error(first: Outcome, failed: Sequence[Outcome]) -> list[Outcome]:
     return [
         outcome
@@ -297,23 +242,3 @@ def _same_error(first: Outcome, failed: Sequence[Outcome]) -> list[Outcome]:
         and outcome.code == first.code
         and abs(outcome.time - first.time) <= SAME_MOMENT
     ]
-
-
-def _indent(lines: Sequence[str]) -> list[str]:
-    if len(lines) > LONGEST_TEXT:
-        half = LONGEST_TEXT // 2
-        lines = [*lines[:half], f"... ({len(lines) - 2 * half:,} more lines in the log)", *lines[-half:]]
-    return [f"  {_clipped(line)}".rstrip() for line in lines]
-
-
-def _clipped(line: str) -> str:
-    if len(line) <= LONGEST_LINE:
-        return line
-    return f"{line[:LONGEST_LINE]} ... ({len(line) - LONGEST_LINE:,} more characters in the log)"
-
-
-def _shown(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except (ValueError, OSError):
-        return str(path)

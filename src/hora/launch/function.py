@@ -179,10 +179,11 @@ def _values(result: JobResult, results: Path, name: str) -> list[Any]:
     if result.failure is not None:
         failure = result.failure
         cause = _exception(results / f"rank-{failure.rank}.pickle")
+        found = f"hora: {failure.verdict.paragraph}\n" if failure.verdict else ""
         raise JobFailedError(
             f"{name}: {failure.summary}.",
             fix=f"See the logs in {result.run.path}.",
-            report=failure.report,
+            report=found + failure.report,
             exit_code=failure.exit_code,
         ) from cause
     if result.exit_code != 0:

@@ -1,31 +1,35 @@
 """Starts the ranks, stays with them until the last has ended, and brings back the truth.
 
 One thread, one event loop: the ranks' pipes, a pidfd per rank, the status pipe of rank 0, a pipe on
-which a rank says that it has failed, and a socket that a signal wakes. Nothing polls.
+which a rank says that it has failed, the guard's sockets, and a socket that a signal wakes. Nothing polls.
 """
 
 from __future__ import annotations
 
-import functools
 import os
-import selectors
 import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import IO, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from hora.core.errors import LaunchError
 from hora.core.plural import plural
 from hora.core.rundir import RunDirectory
-from hora.launch import _start, _tree
+from hora.guard.verdict import Verdict
+from hora.launch import _tree
+from hora.launch._guard import Guard
+from hora.launch._loop import Loop
 from hora.launch._memory import MemoryWatch
+from hora.launch._news import News
 from hora.launch._signals import Signals
-from hora.launch.failure import Failure, Outcome, judge, parse_record, read_record
+from hora.launch._start import Starter, show_status
+from hora.launch._streams import Streams
+from hora.launch.failure import Failure, Outcome, judge
 from hora.launch.job import Job
-from hora.launch.output import Console, ConsoleClosedError, Lines, Log, Tail
+from hora.launch.output import Console, Log
 
 __all__ = ["Ended", "Supervisor"]
 
@@ -34,6 +38,9 @@ AFTER_FAILURE = 1.0
 
 ON_ITS_WAY_OUT = 3.0
 """Seconds that a rank gets to end after its exception. Only then do its peers lose their connections."""
+
+AFTER_ALARM = 2.0
+"""Seconds that ranks get to raise a verdict and end."""
 
 GRACE = 3.0
 """Seconds between SIGTERM and SIGKILL after a failure."""
@@ -45,8 +52,6 @@ REAPERS = 5
 """How often the reaper is started: something that kills it each time is not answered for ever."""
 
 CHUNK = 1 << 18
-LAST_CHUNKS = 64
-"""Reads from the pipe of a rank that has ended: more than it holds, as what was forked may write for ever."""
 
 TIMED_OUT = 124
 """Exit code of a job that ran into its timeout, as of coreutils' ``timeout``."""
@@ -75,10 +80,7 @@ class Ended:
 class _Rank:
     number: int
     process: subprocess.Popen[bytes]
-    log: Log
-    pipes: dict[int, IO[bytes]]  # 0: stdout, 1: stderr; taken out at its end
-    lines: tuple[Lines, Lines] = field(default_factory=lambda: (Lines(), Lines()))
-    tail: Tail = field(default_factory=Tail)
+    streams: Streams
     outcome: Outcome | None = None
     stop_sent: float | None = None
 
@@ -89,27 +91,33 @@ class Supervisor:
     Call :meth:`run` once, from any thread. The ranks die when the thread that started them ends, and
     :meth:`run` returns only after they have, so a short-lived thread is no danger to them. Signals are
     handled in the main thread alone; elsewhere Ctrl-C reaches the main thread as usual.
+
+    Args:
+        job: what to run.
+        run: where its logs go.
+        announce: whether a verdict that stops the job is shown when it is found.
     """
 
-    def __init__(self, job: Job, run: RunDirectory) -> None:
+    def __init__(self, job: Job, run: RunDirectory, *, announce: bool = True) -> None:
         self._job = job
         self._run_directory = run
+        self._announce = announce
         self._id = uuid.uuid4().hex
-        self._selector = selectors.DefaultSelector()
+        self._loop = Loop()
         self._ranks: list[_Rank] = []
         self._began = time.monotonic()
         self._complained = False
-        self._stop_at: float | None = None  # SIGTERM
-        self._kill_at: float | None = None  # SIGKILL
+        self._timeout = self._loop.timer(self._on_timeout)
+        self._stop = self._loop.timer(self._on_stop)  # SIGTERM
+        self._kill = self._loop.timer(self._kill_now)  # SIGKILL
+        self._redraw = self._loop.timer(self._draw)
         self._message: str | None = None
         self._exit_code: int | None = None
         self._failing = False
         self._reapers = 0
-        self._failures: int | None = None
-        self._records: dict[int, dict[str, Any]] = {}
         self._interrupted_by: int | None = None
         self._status_rest = b""
-        self._closing: list[Callable[[], None]] = [self._selector.close]
+        self._closing: list[Callable[[], None]] = [self._loop.close]
 
     def run(self) -> Ended:
         """Start the ranks and wait for their end.
@@ -121,11 +129,27 @@ class Supervisor:
         with Signals(self._kill_now) as signals:
             self._signals = signals
             self._console = Console(prefix=self._job.prefix, quiet=self._job.quiet, wakeup=signals.wakeup)
+            self._guard = Guard(
+                self._job,
+                self._run_directory,
+                self._loop,
+                say=self._console.say,
+                alarmed=self._on_alarm,
+                announce=self._announce,
+            )
+            self._closing.append(self._guard.close)
             if signals.wakeup is not None:
-                self._selector.register(signals.wakeup, selectors.EVENT_READ, signals.clear)
+                self._loop.watch(signals.wakeup, signals.clear)
+            if self._job.timeout is not None:
+                self._timeout.at = self._began + self._job.timeout
             try:
                 self._start()
-                self._loop()
+                while any(rank.outcome is None for rank in self._ranks):
+                    self._loop.turn()
+                    for number in signals.take():
+                        self._halt_on_signal(number)
+                    self._loop.fire()
+                self._guard.settle()
             finally:
                 self._kill_now()
                 self._end()
@@ -135,17 +159,11 @@ class Supervisor:
 
     def _start(self) -> None:
         try:
-            starter = _start.Starter(self._job, self._run_directory, self._id)
+            starter = Starter(self._job, self._run_directory, self._id)
             self._closing.append(starter.close)
+            self._news = News(starter.failures, self._run_directory, self._loop, tell=self._on_news)
             for number in range(self._job.workers):
-                log = Log(self._run_directory.log(number), self._complain)
-                process = starter.start(number)
-                pipes = {which: pipe for which, pipe in enumerate((process.stdout, process.stderr)) if pipe}
-                rank = _Rank(number=number, process=process, log=log, pipes=pipes)
-                self._ranks.append(rank)
-                for which, pipe in pipes.items():
-                    self._watch(pipe.fileno(), functools.partial(self._read, rank, which))
-                self._watch_end(rank)
+                self._start_rank(starter, number)
             # After the ranks, which do not wait for it; until it runs, they end by PR_SET_PDEATHSIG.
             self._keep_reaper()
         except OSError as error:
@@ -155,10 +173,32 @@ class Supervisor:
                 fix="Start fewer workers with -n, or raise the limits: see ulimit -u and ulimit -n.",
             ) from error
         starter.started()
-        self._failures = starter.failures
-        os.set_blocking(self._failures, False)
-        self._watch(self._failures, self._read_failures)
-        self._watch(starter.status, lambda: self._read_status(starter.status))
+        self._guard.all_started()
+        self._loop.watch(starter.status, lambda: self._read_status(starter.status))
+
+    def _start_rank(self, starter: Starter, number: int) -> None:
+        process = starter.start(number, self._guard.ends())
+        streams = Streams(
+            number,
+            process,
+            log=Log(self._run_directory.log(number), self._complain),
+            console=self._console,
+            loop=self._loop,
+            redraw=self._redraw,
+            closed=lambda: self._halt(None, exit_code=PIPE_CLOSED),
+        )
+        rank = _Rank(number=number, process=process, streams=streams)
+        self._ranks.append(rank)  # from here on it is stopped, whatever else fails
+        streams.watch()
+        self._guard.started(number, process)
+        fd = _tree.end_descriptor(process)
+
+        def ended() -> None:
+            self._loop.forget(fd)
+            os.close(fd)
+            self._reap(rank)
+
+        self._loop.watch(fd, ended)
 
     def _keep_reaper(self) -> None:
         """Start the reaper, and another one should it be killed before the job has ended."""
@@ -171,7 +211,7 @@ class Supervisor:
             reaper.close()
 
         def ended() -> None:
-            self._selector.unregister(fd)
+            self._loop.forget(fd)
             self._closing.remove(close)
             close()
             if self._reapers < REAPERS:
@@ -182,139 +222,74 @@ class Supervisor:
                 )
 
         self._closing.append(close)
-        self._watch(fd, ended)
-
-    def _watch(self, fd: int, react: Callable[[], object]) -> None:
-        self._selector.register(fd, selectors.EVENT_READ, react)
-
-    def _watch_end(self, rank: _Rank) -> None:
-        fd = _tree.end_descriptor(rank.process)
-
-        def ended() -> None:
-            self._selector.unregister(fd)
-            os.close(fd)
-            self._reap(rank)
-
-        self._watch(fd, ended)
+        self._loop.watch(fd, ended)
 
     # --- events ---------------------------------------------------------------------------------
 
-    def _loop(self) -> None:
-        while any(rank.outcome is None for rank in self._ranks):
-            for key, _ in self._selector.select(self._patience()):
-                key.data()
-            for number in self._signals.take():
-                self._halt_on_signal(number)
-            self._on_time(time.monotonic())
-
-    def _patience(self) -> float | None:
-        """Seconds until the next thing that happens by time alone."""
-        times = [at for at in (self._stop_at, self._kill_at, self._timeout_at()) if at is not None]
-        times += [lines.redraw for rank in self._ranks for lines in rank.lines if lines.redraw is not None]
-        return max(0.0, min(times) - time.monotonic()) if times else None
-
-    def _timeout_at(self) -> float | None:
-        if self._job.timeout is None or self._exit_code is not None:
-            return None
-        return self._began + self._job.timeout
-
-    def _on_time(self, now: float) -> None:
-        timeout_at = self._timeout_at()
-        if timeout_at is not None and now >= timeout_at:
-            text = f"hora: stopped after its timeout of {self._job.timeout:g} s"
-            self._halt(text, exit_code=TIMED_OUT)
-        if self._stop_at is not None and now >= self._stop_at:
-            self._stop_at, self._kill_at = None, now + GRACE
-            self._tell_to_stop()
-        if self._kill_at is not None and now >= self._kill_at:
-            self._kill_at = None
-            self._kill_now()
-        for rank in self._ranks:
-            for which, lines in enumerate(rank.lines):
-                if lines.redraw is not None and now >= lines.redraw:
-                    self._show(rank, which, lines.unfinished(now))
-
-    def _read(self, rank: _Rank, which: int) -> bool:
-        """Take in what is there; False when the pipe is empty or at its end."""
-        try:
-            data = os.read(rank.pipes[which].fileno(), CHUNK)
-        except BlockingIOError:
-            return False
-        if data:
-            rank.log.feed(which, data)
-            self._show(rank, which, rank.lines[which].feed(data, time.monotonic()))
-            return True
-        pipe = rank.pipes.pop(which)
-        self._selector.unregister(pipe)
-        pipe.close()
-        self._show(rank, which, rank.lines[which].close())
-        return False
-
-    def _show(self, rank: _Rank, which: int, whole: bytes) -> None:
-        if which == 1:
-            rank.tail.feed(whole)
-        try:
-            self._console.lines(rank.number, which, whole)
-        except ConsoleClosedError:
-            self._halt(None, exit_code=PIPE_CLOSED)
-
-    def _drain(self, rank: _Rank) -> None:
-        for which in (0, 1):
-            for _ in range(LAST_CHUNKS):
-                if which not in rank.pipes or not self._read(rank, which):
-                    break
-
     def _reap(self, rank: _Rank) -> None:
         code = rank.process.wait()
-        self._read_failures()
-        record = read_record(self._run_directory.failure(rank.number)) or self._records.get(rank.number)
+        self._news.read()
+        record = self._news.record(rank.number)
+        rank.streams.drain()
         rank.outcome = Outcome(
-            rank=rank.number, code=code, ended=time.time(), stop_sent=rank.stop_sent, record=record, tail=()
+            rank=rank.number,
+            code=code,
+            ended=time.time(),
+            stop_sent=rank.stop_sent,
+            record=record,
+            tail=rank.streams.tail(),
         )
-        self._drain(rank)
-        rank.outcome.tail = rank.tail.text()
         if record is not None:
-            rank.log.feed(1, record["traceback"].encode("utf-8", "backslashreplace"))
+            rank.streams.log.feed(1, record["traceback"].encode("utf-8", "backslashreplace"))
+        self._guard.ended(rank.outcome)
         if rank.outcome.failed:
-            self._on_failure(AFTER_FAILURE)
+            # One that was told of a failure must not shorten the time of the one that failed.
+            self._on_failure(ON_ITS_WAY_OUT if rank.outcome.told else AFTER_FAILURE)
 
-    def _read_failures(self) -> None:
-        """Ranks say that their failure file is there, or send it, when the disk could not take it."""
-        if self._failures is None:
-            return
-        try:
-            data = os.read(self._failures, CHUNK)
-        except BlockingIOError:
-            return
-        if not data:  # all ranks have closed their ends
-            self._selector.unregister(self._failures)
-            self._failures = None
-            return
-        for line in data.decode("utf-8", "replace").splitlines():
-            record = parse_record(line)
-            if record is not None:
-                self._records[int(record["rank"])] = record
-        self._on_failure(ON_ITS_WAY_OUT)  # the rank itself may hang on its way out
+    def _on_news(self, rank: int, record: Mapping[str, Any]) -> None:
+        """A rank has raised. It may hang on its way out."""
+        if self._exit_code is None:
+            self._guard.raised(rank, record)
+        self._on_failure(ON_ITS_WAY_OUT)
+
+    def _on_alarm(self, verdict: Verdict) -> None:
+        """The ranks are raising a verdict."""
+        if verdict.kind != "rank-failed":
+            self._on_failure(AFTER_ALARM)
 
     def _on_failure(self, patience: float) -> None:
         if self._exit_code is not None:
             return
         at = time.monotonic() + patience
         if not self._failing:
-            self._failing, self._stop_at = True, at
-        elif self._stop_at is not None:
-            self._stop_at = min(self._stop_at, at)
+            self._failing, self._stop.at = True, at
+        elif self._stop.at is not None:
+            self._stop.by(at)
+
+    def _on_timeout(self) -> None:
+        if self._exit_code is None:
+            text = f"hora: stopped after its timeout of {self._job.timeout:g} s"
+            self._halt(text, exit_code=TIMED_OUT)
+
+    def _on_stop(self) -> None:
+        self._kill.at = time.monotonic() + GRACE
+        self._tell_to_stop()
+
+    def _draw(self) -> None:
+        now = time.monotonic()
+        for rank in self._ranks:
+            rank.streams.draw(now)
 
     def _read_status(self, fd: int) -> None:
         data = os.read(fd, CHUNK)
         if not data:
-            self._selector.unregister(fd)
+            self._loop.forget(fd)
             return
         *lines, self._status_rest = (self._status_rest + data).split(b"\n")
         self._status_rest = self._status_rest[-CHUNK:]
         if self._job.quiet or not lines:
             return
-        _start.show_status(self._console, [line.decode("utf-8", "replace") for line in lines], self._job)
+        show_status(self._console, [line.decode("utf-8", "replace") for line in lines], self._job)
 
     def _complain(self, text: str) -> None:
         if not self._complained:
@@ -333,13 +308,14 @@ class Supervisor:
 
     def _halt(self, message: str | None, *, exit_code: int) -> None:
         """End the job for a reason of our own. The first reason counts, and a failure is one."""
-        if self._exit_code is not None or self._kill_at is not None:
+        if self._exit_code is not None or self._kill.at is not None:
             return
+        self._guard.silence()
         if not self._failing:
             self._exit_code, self._message = exit_code, message
         self._console.mute(0)
         self._console.mute(1)
-        self._stop_at, self._kill_at = None, time.monotonic() + INTERRUPT_GRACE
+        self._stop.at, self._kill.at = None, time.monotonic() + INTERRUPT_GRACE
         self._tell_to_stop()
 
     def _tell_to_stop(self) -> None:
@@ -348,6 +324,7 @@ class Supervisor:
             if rank.process.poll() is None:  # else it has ended by itself, and its event is on the way
                 rank.stop_sent = time.time()
                 rank.process.send_signal(signal.SIGTERM)
+                rank.process.send_signal(signal.SIGCONT)  # one that is stopped would not see it
 
     def _kill_now(self) -> None:
         """SIGKILL to the ranks and all that shares their process groups. Also called by a signal handler."""
@@ -372,13 +349,7 @@ class Supervisor:
             many = "processes that the ranks" if len(leftovers) > 1 else "process that a rank"
             self._console.say(f"hora: stopped {len(leftovers)} {many} left behind: {names}")
         for rank in self._ranks:
-            self._drain(rank)
-            for which in rank.pipes:
-                self._show(rank, which, rank.lines[which].close())
-            for pipe in rank.pipes.values():
-                pipe.close()
-            rank.pipes.clear()
-            rank.log.close()
+            rank.streams.close()
         self._console.close()
         for close in reversed(self._closing):
             close()
@@ -394,5 +365,5 @@ class Supervisor:
         reason = memory.rose()
         for outcome in outcomes:
             outcome.memory = reason
-        failure = judge(outcomes, self._run_directory)
+        failure = judge(outcomes, self._run_directory, verdict=self._guard.verdict)
         return Ended(exit_code=failure.exit_code if failure else 0, failure=failure)
