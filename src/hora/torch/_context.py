@@ -171,6 +171,7 @@ def init(
         file=meeting.file,
         environment=meeting.environment,
         homogeneous=meeting.homogeneous,
+        guard=guard,
     )
     _current.timeline.mark("init", host=platform.node())
     if guard is not None:
