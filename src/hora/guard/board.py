@@ -4,8 +4,8 @@ It lies in a file that the supervisor made and every rank inherited. A rank that
 died still leaves there what it did last.
 
 A rank's slot holds a head (what it is doing now, and how its time went) and a ring of its last
-collectives. Whoever reads while a rank writes may see half of an entry; a reader takes an entry only
-when its number says that it is whole, and a verdict needs to be seen twice.
+collectives. Whoever reads while a rank writes must not take half of an entry for a whole one: the place
+that is written next is never among those that count.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["Board", "Entry", "Head", "Phase", "Slot"]
 
@@ -23,7 +24,8 @@ RING = 256
 
 _HEAD = struct.Struct("<QQQQdddddQ")
 _ENTRY = struct.Struct("<QQQQ")
-_SLOT = 128 + RING * _ENTRY.size
+_PLACES = RING + 1
+_SLOT = 128 + _PLACES * _ENTRY.size
 
 
 class Phase:
@@ -36,8 +38,7 @@ class Phase:
     ALONE = 4  # inside hora.only(...)
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(NamedTuple):
     """What a rank is doing.
 
     Attributes:
@@ -65,8 +66,7 @@ class Head:
     calls: int
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One collective of a rank.
 
     Attributes:
@@ -97,7 +97,11 @@ class Board:
     @staticmethod
     def make(size: int) -> int:
         """A descriptor of a new, empty board, which lives in memory and has no name."""
-        fd = os.memfd_create("hora-board")
+        if hasattr(os, "memfd_create"):
+            fd = os.memfd_create("hora-board")
+        else:  # macOS
+            with tempfile.TemporaryFile() as file:
+                fd = os.dup(file.fileno())
         os.ftruncate(fd, _SLOT * size)
         return fd
 
@@ -118,20 +122,24 @@ class Board:
         """What a rank is doing."""
         return Head(*_HEAD.unpack_from(self._memory, rank * _SLOT))
 
+    def heads(self) -> list[Head]:
+        """What each rank is doing."""
+        memory, unpack, make = self._memory, _HEAD.unpack_from, Head._make
+        return [make(unpack(memory, start)) for start in range(0, self.size * _SLOT, _SLOT)]
+
     def entries(self, rank: int) -> list[Entry]:
         """A rank's last collectives, oldest first."""
-        start = rank * _SLOT + 128
-        raw = self._memory[start : start + RING * _ENTRY.size]
-        calls = self.head(rank).calls
-        places = [(calls - back) % RING for back in range(min(calls, RING), 0, -1)]
-        return [Entry(*_ENTRY.unpack_from(raw, place * _ENTRY.size)) for place in places]
+        return list(self.newest(rank))[::-1]
 
     def newest(self, rank: int) -> Iterator[Entry]:
         """A rank's last collectives, newest first, each read when it is asked for."""
-        start = rank * _SLOT + 128
-        calls = self.head(rank).calls
-        for back in range(1, min(calls, RING) + 1):
-            yield Entry(*_ENTRY.unpack_from(self._memory, start + (calls - back) % RING * _ENTRY.size))
+        start = rank * _SLOT
+        calls = _U64.unpack_from(self._memory, start + _CALLS)[0]
+        for index in range(calls - 1, max(0, calls - RING) - 1, -1):
+            entry = Entry(*_ENTRY.unpack_from(self._memory, start + 128 + index % _PLACES * _ENTRY.size))
+            if _U64.unpack_from(self._memory, start + _CALLS)[0] > index + RING:
+                return  # the rank has gone on, and may have written over this one meanwhile
+            yield entry
 
     def close(self) -> None:
         """Give the mapping up."""
@@ -148,15 +156,16 @@ class Slot:
 
     def enter(self, set_id: int, number: int, call: int, history: int) -> None:
         """Note a collective, before it starts."""
-        place = self._start + 128 + (self._calls % RING) * _ENTRY.size
+        place = self._start + 128 + self._calls % _PLACES * _ENTRY.size
         _ENTRY.pack_into(self._memory, place, set_id, number, call, history)
         self._calls += 1
         _U64.pack_into(self._memory, self._start + _CALLS, self._calls)  # last: now the entry counts
 
     def phase(self, phase: int, set_id: int, number: int, since: float) -> None:
         """Note what the rank does from now on."""
-        _PHASE.pack_into(self._memory, self._start, phase, set_id, number)
+        # In this order: a new phase must never be seen with the time of the one before.
         _F64.pack_into(self._memory, self._start + _SINCE, since)
+        _PHASE.pack_into(self._memory, self._start, phase, set_id, number)
 
     def pace(self, step: int, data: float, waited: float, stepped: float) -> None:
         """Note a finished step and how the time went."""

@@ -7,11 +7,13 @@ only written on the board, with a running hash of all before them, which is comp
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hora.guard.board import Entry, Phase
+from hora.guard.board import Entry
 from hora.guard.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -39,19 +41,21 @@ class Call:
     where: str | None = None
     condition: str | None = None
 
+    @functools.cached_property
+    def key(self) -> str:
+        """Equal for calls with an equal signature."""
+        return json.dumps(self.signature, sort_keys=True, default=str)
+
     @property
     def site(self) -> str:
         """The call in words, with its line."""
         return f"{self.text} at {self.where}" if self.where else self.text
 
 
+SHOWN = 4
+"""Different calls that a verdict shows; others are counted."""
+
 UNKNOWN = Call({}, "an unknown collective")
-
-
-@dataclass
-class _Check:
-    opened: float | None = None
-    asked: set[int] = field(default_factory=set)
 
 
 class Calls:
@@ -61,9 +65,9 @@ class Calls:
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
+        self._places = judge.places
         self._known: list[dict[int, Call]] = [{} for _ in range(judge.size)]
-        self._members: dict[int, list[int]] = {0: list(range(judge.size))}
-        self._checks: dict[tuple[int, int], _Check] = {}
+        self._checks: dict[tuple[int, int], set[int]] = {}  # ranks that wait for a place to be cleared
         self._compared: dict[int, int] = {}
         self._circle: tuple[Any, ...] | None = None
 
@@ -73,14 +77,16 @@ class Calls:
                 dict(record["signature"]), str(record["text"]), record.get("where"), record.get("condition")
             )
         elif record["kind"] == "set":
-            self._members[int(record["set"])] = [int(member) for member in record["members"]]
+            members = [int(member) for member in record["members"]]
+            if not members or not all(0 <= member < self._judge.size for member in members):
+                raise ValueError(f"there are no such ranks: {members}")
+            self._places.declare(int(record["set"]), members)
         else:
             place = int(record["set"]), int(record["number"])
-            self._checks.setdefault(place, _Check()).asked.add(rank)
-            self._settle(place)
+            self._checks.setdefault(place, set()).add(rank)
 
     def ended(self, rank: int) -> None:
-        self.tick(0.0)
+        return
 
     def tick(self, now: float) -> None:
         for place in list(self._checks):
@@ -89,94 +95,70 @@ class Calls:
         self._find_deserted()
         self._find_circle()
 
-    def members(self, set_id: int) -> list[int]:
-        """The ranks of a process set."""
-        return self._members.get(set_id, self._members[0])
-
     def call(self, rank: int, entry: Entry | None) -> Call:
         """The call that an entry of the board stands for."""
         return UNKNOWN if entry is None else self._known[rank].get(entry.call, UNKNOWN)
 
-    def entry(self, rank: int, set_id: int, number: int) -> Entry | None:
-        """A rank's collective of this number, while the board still has it."""
-        for entry in self._judge.board.newest(rank):
-            if entry.set_id == set_id:
-                if entry.number == number:
-                    return entry
-                if entry.number < number:
-                    return None
-        return None
-
-    def last(self, rank: int, set_id: int) -> int:
-        """The number of a rank's last collective of this process set; 0: none that the board still has."""
-        for entry in self._judge.board.newest(rank):
-            if entry.set_id == set_id:
-                return entry.number
-        return 0
-
-    def missing(self, set_id: int, number: int) -> list[int]:
-        """Members that have not come to this collective."""
-        return [rank for rank in self.members(set_id) if self.last(rank, set_id) < number]
-
     def waiting(self) -> dict[int, tuple[int, int]]:
         """Ranks inside a collective: its process set and number."""
-        ended = self._judge.gone | self._judge.dead
-        heads = ((rank, self._judge.board.head(rank)) for rank in range(self._judge.size) if rank not in ended)
-        return {
-            rank: (head.set_id, head.number)
-            for rank, head in heads
-            if head.phase in (Phase.WAITING, Phase.CHECKING)
-        }
+        return self._places.waiting(without=self._judge.gone | self._judge.dead)
 
     def _settle(self, place: tuple[int, int]) -> None:
+        """Clear a place for those that asked when all members have come to it with equal calls."""
         set_id, number = place
-        check = self._checks[place]
-        seen = {rank: self.entry(rank, set_id, number) for rank in self.members(set_id)}
-        calls = {rank: self.call(rank, entry) for rank, entry in seen.items() if entry is not None}
-        signatures = [call.signature for call in calls.values()]
-        if any(signature != signatures[0] for signature in signatures):
+        calls: dict[int, Call] = {}
+        absent = 0
+        for rank in self._places.members(set_id):
+            entry = self._places.entry(rank, set_id, number)
+            call = self.call(rank, entry)
+            if call is not UNKNOWN:
+                calls[rank] = call
+            elif self._places.last(rank, set_id) <= number and rank not in self._judge.unheard:
+                absent += 1  # also one whose call is on the board, but its description still on the way
+        if len({call.key for call in calls.values()}) > 1:
             self._mismatch(calls)
-        elif len(calls) < len(seen):
+        elif absent:
             self._judge.urgent = True
         else:
-            for rank in check.asked:
+            for rank in self._checks.pop(place):
                 self._judge.desk.send(rank, {"kind": "clear", "set": set_id, "number": number})
-            del self._checks[place]
 
     def _compare(self) -> None:
         """Compare the histories at the last collective that all members of a set have come to."""
-        board = self._judge.board
-        for set_id, members in self._members.items():
-            common = min(self.last(rank, set_id) for rank in members)
+        for set_id, members in self._places.sets.items():
+            common = min(self._places.last(rank, set_id) for rank in members)
             if common <= self._compared.get(set_id, 0):
                 continue
-            entries = {rank: self.entry(rank, set_id, common) for rank in members}
-            histories = {entry.history for entry in entries.values() if entry is not None}
-            if len(histories) < 2:
+            entries = (self._places.entry(rank, set_id, common) for rank in members)
+            if len({entry.history for entry in entries if entry is not None}) < 2:
                 self._compared[set_id] = common
                 continue
-            kept = {
-                rank: {entry.number: entry for entry in board.entries(rank) if entry.set_id == set_id}
-                for rank in members
-            }
-            for number in sorted(set.intersection(*(set(numbers) for numbers in kept.values()))):
-                if len({kept[rank][number].history for rank in members}) > 1:
-                    self._mismatch({rank: self.call(rank, kept[rank][number]) for rank in members})
-                    return
+            calls = self._first_difference(set_id, members)
+            if any(call is UNKNOWN and rank not in self._judge.unheard for rank, call in calls.items()):
+                self._judge.urgent = True  # the description is on the way
+            elif calls:
+                self._mismatch(calls)
+
+    def _first_difference(self, set_id: int, members: Sequence[int]) -> dict[int, Call]:
+        """The calls at the first place of a set at which the histories differ; empty if the board lost it."""
+        kept = {
+            rank: {entry.number: entry for entry in self._judge.board.newest(rank) if entry.set_id == set_id}
+            for rank in members
+        }
+        for number in sorted(set.intersection(*(set(numbers) for numbers in kept.values()))):
+            if len({kept[rank][number].history for rank in members}) > 1:
+                return {rank: self.call(rank, kept[rank][number]) for rank in members}
+        return {}
 
     def _find_deserted(self) -> None:
         """Ranks that wait for one that has ended well and will never come."""
         gone = self._judge.gone
         if not gone:
             return
-        for rank, (set_id, number) in self.waiting().items():
-            left = [
-                member
-                for member in self.members(set_id)
-                if member in gone and self.last(member, set_id) < number
-            ]
+        for place in set(self.waiting().values()):
+            left = [rank for rank in self._places.missing(*place) if rank in gone]
             if left:
-                self._subset(set_id, number, [rank], left)
+                self._subset(*place, left)
                 return
 
     def _find_circle(self) -> None:
@@ -186,7 +168,7 @@ class Calls:
         if len(places) < 2:
             self._circle = None
             return
-        absent = {place: self.missing(*place) for place in places}
+        absent = {place: self._places.missing(*place) for place in places}
         # What is left when all who wait for a running rank are taken away waits for itself.
         stuck = set(waiting)
         while True:
@@ -206,18 +188,14 @@ class Calls:
             self._judge.urgent = True
         else:
             self._mismatch(
-                {rank: self.call(rank, self.entry(rank, *waiting[rank])) for rank in sorted(stuck)}
+                {rank: self.call(rank, self._places.entry(rank, *waiting[rank])) for rank in sorted(stuck)}
             )
 
     def _mismatch(self, calls: Mapping[int, Call]) -> None:
-        groups: list[tuple[Call, list[int]]] = []
+        found: dict[tuple[str, str | None], tuple[Call, list[int]]] = {}
         for rank, call in sorted(calls.items()):
-            for known, ranks in groups:
-                if known.signature == call.signature and known.where == call.where:
-                    ranks.append(rank)
-                    break
-            else:
-                groups.append((call, [rank]))
+            found.setdefault((call.key, call.where), (call, []))[1].append(rank)
+        groups = list(found.values())
         conditional = [entry for entry in groups if entry[0].condition]
         extra = conditional if len(conditional) == 1 else self._extra(groups)
         if len(groups) > 1 and len(extra) == 1:
@@ -228,13 +206,15 @@ class Calls:
         from hora.guard.judge import ranks_text
 
         minority = min(groups, key=lambda entry: len(entry[1]))
-        said = "; ".join(f"{ranks_text(ranks)} {_calls(ranks)} {call.site}" for call, ranks in groups)
+        said = "; ".join(f"{ranks_text(ranks)} {_calls(ranks)} {call.site}" for call, ranks in groups[:SHOWN])
+        if len(groups) > SHOWN:
+            said += f"; and {len(groups) - SHOWN} more calls differ"
         self._judge.find(
             Verdict(
                 kind="mismatched-calls",
                 text=f"At the same place {said}. {_difference([call for call, _ in groups])}",
-                advice="Make the same call on every rank, in the same order, with equal arguments; what differs "
-                "by rank must not decide which collective is called.",
+                advice="Make the same call on every rank, in the same order, with equal arguments; what "
+                "differs by rank must not decide which collective is called.",
                 ranks=sorted(minority[1]) if len(minority[1]) < len(calls) / 2 else sorted(calls),
                 call=minority[0].text,
                 where=minority[0].where,
@@ -246,6 +226,8 @@ class Calls:
 
     def _extra(self, groups: Sequence[tuple[Call, list[int]]]) -> list[tuple[Call, list[int]]]:
         """The one group whose line the others never came to, while it knows all of theirs."""
+        if len(groups) > SHOWN:
+            return []
         lines = [{call.where for rank in ranks for call in self._known[rank].values()} for _, ranks in groups]
         return [
             group
@@ -257,13 +239,13 @@ class Calls:
             )
         ]
 
-    def _subset(self, set_id: int, number: int, ranks: Sequence[int], left: Sequence[int]) -> None:
+    def _subset(self, set_id: int, number: int, left: Sequence[int]) -> None:
         from hora.guard.judge import ranks_text
 
-        call = self.call(ranks[0], self.entry(ranks[0], set_id, number))
         callers = [rank for rank, place in self.waiting().items() if place == (set_id, number)]
-        came = self.last(left[0], set_id)
-        last = self.call(left[0], self.entry(left[0], set_id, came)) if came else None
+        call = self.call(callers[0], self._places.entry(callers[0], set_id, number))
+        came = self._places.last(left[0], set_id)
+        last = self.call(left[0], self._places.entry(left[0], set_id, came)) if came else None
         end = f" after {last.site}" if last is not None else " without calling any"
         self._find_subset(
             call,
@@ -309,7 +291,17 @@ def _does(call: Call, ranks: Sequence[int]) -> str:
 def _difference(calls: Sequence[Call]) -> str:
     """Which part of the calls differs, in words."""
     for name in FIELDS:
-        values = list(dict.fromkeys(str(call.signature.get(name)) for call in calls))
+        values = list(dict.fromkeys(_words(call.signature.get(name)) for call in calls))
         if len(values) > 1:
             return f"The {name} differs: {' and '.join(values)}."
     return "They wait for each other."
+
+
+def _words(value: Any) -> str:
+    """``(3, 4)`` for the shapes ``[[3, 4]]``, ``none`` for None."""
+    if value is None:
+        return "none"
+    if isinstance(value, list):
+        parts = [str(tuple(part)) if isinstance(part, list) else str(part) for part in value]
+        return parts[0] if len(parts) == 1 else f"{len(parts)} tensors, {', '.join(parts[:4])}"
+    return str(value)

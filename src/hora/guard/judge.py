@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from hora.guard.board import Board
+from hora.guard.places import Places
 from hora.guard.verdict import Verdict
 
 __all__ = ["Desk", "Judge", "Options", "Part"]
@@ -93,6 +94,8 @@ class Judge:
     Attributes:
         gone: ranks whose process has ended with exit code 0.
         dead: ranks whose process has ended otherwise.
+        unheard: ranks whose socket is closed: they only write on the board.
+        places: where each rank is, as of the last look at the board.
         urgent: whether the next :meth:`tick` is wanted soon (:data:`SOON`), rather than at leisure.
     """
 
@@ -110,8 +113,11 @@ class Judge:
         self.size = board.size
         self.gone: set[int] = set()
         self.dead: set[int] = set()
+        self.unheard: set[int] = set()
+        self.places = Places(board)
         self.stopped = False
         self.urgent = False
+        self._urgent_since: float | None = None
         self.calls = Calls(self)
         self.late = Late(self)
         self._said: set[Hashable] = set()
@@ -120,6 +126,7 @@ class Judge:
 
     def receive(self, rank: int, record: Mapping[str, Any]) -> None:
         """A record that a rank sent. One of an unknown kind, or broken, is ignored: ranks are not trusted."""
+        self._urgent_since = None
         part = self._takers.get(str(record.get("kind")))
         if part is None or self.stopped:
             return
@@ -165,10 +172,21 @@ class Judge:
         """Look at the board; returns the seconds after which to do so again."""
         now = time.monotonic() if now is None else now
         self.urgent = False
+        self.places.look()
         for part in self._parts:
             if not self.stopped:
                 part.tick(now)
-        return self.SOON if self.urgent else self.LEISURE
+        if not self.urgent:
+            self._urgent_since = None
+            return self.LEISURE
+        if self._urgent_since is None:
+            self._urgent_since = now
+        # What has taken long may be noticed a little later.
+        return min(self.LEISURE, max(self.SOON, 0.1 * (now - self._urgent_since)))
+
+    def unheard_of(self, rank: int) -> None:
+        """A rank's socket is closed: it neither sends nor hears records any more."""
+        self.unheard.add(rank)
 
     def find(self, verdict: Verdict, *, key: Hashable, stop: bool = False) -> None:
         """Publish a verdict, unless one with the same key was; after one that stops the job, nothing more."""

@@ -27,9 +27,12 @@ SHOWN_RANKS = 3
 
 @dataclass
 class _Case:
+    """One place at which ranks wait too long; the job's stop is a case of its own, with new stacks."""
+
     asked: float
     missing: list[int]
     stacks: dict[int, str] = field(default_factory=dict)
+    told: bool = False
 
 
 class Late:
@@ -39,7 +42,7 @@ class Late:
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
-        self._cases: dict[tuple[int, int], _Case] = {}
+        self._cases: dict[tuple[tuple[int, int], bool], _Case] = {}
         self._reasons: dict[int, str] = {}
 
     def receive(self, rank: int, record: Mapping[str, Any]) -> None:
@@ -55,43 +58,36 @@ class Late:
                 case.stacks.setdefault(rank, text)
 
     def tick(self, now: float) -> None:
-        calls, board, options = self._judge.calls, self._judge.board, self._judge.options
+        heads, options = self._judge.places.heads, self._judge.options
         places: dict[tuple[int, int], list[int]] = {}
-        for rank, place in calls.waiting().items():
+        for rank, place in self._judge.calls.waiting().items():
             places.setdefault(place, []).append(rank)
-        for place in [place for place in self._cases if place not in places]:
-            del self._cases[place]
+        for key in [key for key in self._cases if key[0] not in places]:
+            del self._cases[key]
         for place, ranks in places.items():
-            since = min(board.head(rank).since for rank in ranks)
-            if now - since < min(
-                options.stall_after, options.stall_abort or options.timeout, options.timeout
-            ):
+            waited = now - min(heads[rank].since for rank in ranks)
+            limit = min(options.stall_abort or options.timeout, options.timeout)
+            if waited < min(options.stall_after, limit):
                 continue
-            missing = calls.missing(*place)
-            if any(board.head(rank).phase == Phase.ALONE for rank in missing):
+            case = self._cases.get((place, waited >= limit))
+            if case is not None and case.told:
                 continue
-            self._judge_place(place, ranks, missing, now - since, now)
-
-    def _judge_place(
-        self, place: tuple[int, int], ranks: Sequence[int], missing: list[int], waited: float, now: float
-    ) -> None:
-        case = self._cases.get(place)
-        if case is None:
-            case = self._cases[place] = _Case(now, missing)
-            for rank in missing[:SHOWN_RANKS]:
-                self._judge.desk.ask_stack(rank)
-        if len(case.stacks) < min(len(missing), SHOWN_RANKS) and now - case.asked < STACK_PATIENCE:
-            self._judge.urgent = True
-            return
-        options = self._judge.options
-        limit = min(options.stall_abort or options.timeout, options.timeout)
-        if waited >= limit:
-            name = "--stall-abort" if options.stall_abort is not None else "HORA_TIMEOUT"
-            self._find(
-                place, ranks, missing, waited, case, end=f" The job is stopped after {limit:g} s ({name})."
-            )
-        else:
-            self._find(place, ranks, missing, waited, case, end="")
+            missing = self._judge.places.missing(*place)
+            if any(heads[rank].phase == Phase.ALONE for rank in missing):
+                continue
+            if case is None:
+                case = self._cases[place, waited >= limit] = _Case(now, missing)
+                for rank in missing[:SHOWN_RANKS]:
+                    self._judge.desk.ask_stack(rank)
+            if len(case.stacks) < min(len(missing), SHOWN_RANKS) and now - case.asked < STACK_PATIENCE:
+                self._judge.urgent = True
+                continue
+            case.told = True
+            end = ""
+            if waited >= limit:
+                name = "--stall-abort" if limit == options.stall_abort else "HORA_TIMEOUT"
+                end = f" The job is stopped after {limit:g} s ({name})."
+            self._find(place, ranks, missing, waited, case, end=end)
 
     def _find(
         self,
@@ -105,7 +101,7 @@ class Late:
     ) -> None:
         from hora.guard.judge import ranks_text
 
-        call = self._judge.calls.call(ranks[0], self._judge.calls.entry(ranks[0], *place))
+        call = self._judge.calls.call(ranks[0], self._judge.places.entry(ranks[0], *place))
         have = "has" if len(ranks) == 1 else "have"
         waiting = f"{ranks_text(ranks).capitalize()} {have} been waiting for {waited:.0f} s in {call.site}"
         if not missing:
@@ -142,7 +138,7 @@ class Late:
         )
 
     def _doing(self, rank: int, stack: str | None) -> str:
-        head = self._judge.board.head(rank)
+        head = self._judge.places.heads[rank]
         who = f"Rank {rank}"
         if head.phase == Phase.ABSENT and head.calls == 0:
             who += " has not called hora.init()"

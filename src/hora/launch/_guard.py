@@ -135,6 +135,7 @@ class Guard:
             self._loop,
             receive=lambda record: self._receive(rank, record),
             complain=lambda what: self.complain(f"rank {rank} {what}"),
+            closed=lambda: self._unheard(rank),
         )
 
     def all_started(self) -> None:
@@ -236,6 +237,11 @@ class Guard:
             if self._judge is not None:
                 self._judge.receive(rank, record)
         self._soon()
+
+    def _unheard(self, rank: int) -> None:
+        if self._judge is not None:
+            self._judge.unheard_of(rank)
+            self._soon()
 
     def _stack(self, rank: int, text: str) -> None:
         with self._unharmed():

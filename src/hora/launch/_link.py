@@ -30,6 +30,7 @@ class Link:
         end: the socket.
         receive: called with each record.
         complain: called with a sentence about what the rank does wrong, at most once.
+        closed: called when the link is given up, by whatever side.
     """
 
     def __init__(
@@ -39,11 +40,13 @@ class Link:
         *,
         receive: Callable[[Mapping[str, Any]], None],
         complain: Callable[[str], None],
+        closed: Callable[[], None],
     ) -> None:
         self._end = end
         self._loop = loop
         self._receive = receive
         self._complain = complain
+        self._closed = closed
         self._complained = False
         self._came = bytearray()
         self._skipping = False
@@ -70,6 +73,7 @@ class Link:
             self._open = False
             self._loop.forget(self._end.fileno())
             self._end.close()
+            self._closed()
 
     def drain(self) -> None:
         """Take in what a rank that has ended had sent."""

@@ -39,6 +39,7 @@ def main() -> None:
         if kind == "function":
             _run_function(target, arguments[0])
         else:
+            _preload()
             _run_program(kind, target, arguments)
     except BaseException as error:
         if os.getpid() == started_by:
@@ -100,6 +101,14 @@ def _prepare(notify: int, stack: int) -> None:
 
 
 # --- running ------------------------------------------------------------------------------------
+
+
+def _preload() -> None:
+    """What looks on at the script has to be there before it."""
+    if "HORA_PRELOAD" in os.environ:
+        import importlib
+
+        importlib.import_module(os.environ["HORA_PRELOAD"])
 
 
 def _run_program(kind: str, target: str, arguments: list[str]) -> None:
