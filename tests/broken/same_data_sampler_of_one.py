@@ -1,0 +1,26 @@
+# ranks: 2
+# verdict: same-data
+"""The sampler is told that there is one worker; the script was a single-worker one."""
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+import hora.torch as hora
+
+hora.init()
+torch.manual_seed(1)
+x = torch.randn(320, 4)
+dataset = TensorDataset(x, x[:, :1] * 2)
+sampler = DistributedSampler(dataset, 1, 0)
+loader = DataLoader(dataset, batch_size=16, sampler=sampler)
+model = nn.Linear(4, 1)
+optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+hora.broadcast_parameters(model)
+for epoch in range(2):
+    sampler.set_epoch(epoch)
+    for batch, target in loader:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(batch), target).backward()
+        optimizer.step()
