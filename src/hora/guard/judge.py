@@ -132,7 +132,7 @@ class Judge:
             return
         try:
             part.receive(rank, record)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             self.desk.complain(
                 f"the guard cannot read a record of rank {rank} ({error!r}): {str(record)[:200]}"
             )
