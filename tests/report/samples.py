@@ -11,7 +11,9 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from hora.core.events import Timeline
 from hora.core.rundir import RunDirectory
+from hora.guard.verdict import Verdict
 
 CLASSES = (
     "T-shirt",
@@ -149,6 +151,37 @@ def failed(path: Path, *, records: int = 40) -> RunDirectory:
                 }
             )
         )
+    return run
+
+
+def judged(path: Path, *, workers: int = 3) -> RunDirectory:
+    """A run on which the guard had something to say, and that has timelines."""
+    run = finished(path, workers=workers)
+    found = [
+        Verdict(kind="plan", text="Global batch 128 on 3 workers; 40 steps per epoch.", time=STARTED + 2),
+        Verdict(
+            kind="late-rank",
+            text="Ranks 0 and 2 have been waiting for 31 s in allreduce 'loss' float32 () average at "
+            "train.py:41; rank 1 did not come. " + "It reads features/a-very-long-name/" * 20,
+            advice="If it is slow by design, say so: `with hora.only(rank, reason=...):` around it.",
+            ranks=(1,),
+            hosts=("lab-3",),
+            call="allreduce 'loss' float32 () average",
+            where="features.py:112",
+            step=1204,
+            time=STARTED + 250,
+        ),
+    ]
+    lines = "".join(one.line() for one in found)
+    (path / "verdicts.jsonl").write_text(lines + '{"kind": "not-finite", "ranks": [1], "te\n')
+    for rank in range(workers):
+        timeline = Timeline(run.events(rank), rank=rank)
+        for step in range(50):
+            start = STARTED + 3 + step
+            timeline.add("wait for data", start, start + 0.06, lane="data")
+            timeline.add("wait for gradients", start + 0.5 + 0.1 * rank, start + 0.8)
+            timeline.add("step", start + 0.06, start + 0.97, lane="steps")
+        timeline.close()
     return run
 
 

@@ -45,7 +45,7 @@ STEP = [
 
 
 def test_one_step() -> None:
-    """From 0 to 10: ready at 2, a batch at 3, the step over at 8; of it 1 s for gradients, 0.5 s for a mean."""
+    """From 0 to 10: ready at 2, a batch at 3, the step over at 8; 1 s of it for gradients, 0.5 for a mean."""
     found = accounted(event("init", 0, 0), *STEP, event("shutdown", 10, 10))
     assert found == {"compute": 3.5, "communication": 1.5, "data": 1.0, "other": 4.0}
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
     reason="Chromium is not installed. On Debian: apt-get install --no-install-recommends chromium",
 )
 
-PAGES = ("good", "ranks", "failed")
+PAGES = ("good", "ranks", "failed", "judged")
 HIDDEN = "<b>rank</b><img src=http://127.0.0.1:9/x.png><script>document.title='owned'</script>"
 
 
@@ -37,6 +37,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "ranks": samples.finished(root / "ranks", workers=64, records=100, reached=False),
         "failed": samples.failed(root / "failed", records=0),
         "hostile": samples.finished(root / "hostile"),
+        "judged": samples.judged(root / "judged"),
     }
     long = "a-very-long-value-without-any-place-to-break-" * 20
     runs["hostile"].describe(config={"name": HIDDEN, HIDDEN: long, long: long}, versions={HIDDEN: HIDDEN})
@@ -163,3 +164,37 @@ def test_page_is_structured_for_screen_readers(browser: Browser, pages: dict[str
     assert browser.evaluate(
         "[...document.querySelectorAll('table')].every(table => table.querySelector('th[scope]'))"
     )
+
+
+def test_a_verdict_leads_to_its_explanation(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["judged"])
+    shown = browser.evaluate(
+        """[...document.querySelectorAll('.verdict h3 a')].map(link => {
+             const target = document.querySelector(link.getAttribute('href'));
+             return [link.textContent, target && target.textContent];
+           })"""
+    )
+    assert [words for words, _ in shown] == [
+        "A rank keeps the others waiting",
+        "What the training is going to do",
+    ]
+    assert all(words == target for words, target in shown)
+    assert browser.evaluate("document.querySelectorAll('.verdict.alarm').length") == 2
+    assert browser.evaluate("document.querySelector('.advice code').textContent").startswith(
+        "with hora.only("
+    )
+    top = "document.querySelector('{}').getBoundingClientRect().top"
+    assert browser.evaluate(f"{top.format('.verdict')} < {top.format('#training')}")
+
+
+def test_bars_of_time_have_a_size(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["judged"])
+    widths = browser.evaluate(
+        """[...document.querySelectorAll('svg .stack')].map(bar =>
+             [...bar.querySelectorAll('rect')].map(part => part.getBoundingClientRect().width))"""
+    )
+    assert len(widths) == 3
+    # Of 50 s each: 0.3, 0.2 and 0.1 s of each second waiting for gradients, 0.06 for data.
+    shares = [[round(100 * part / sum(bar)) for part in bar] for bar in widths]
+    assert [share[1] for share in shares] == [30, 20, 10]
+    assert all(share[2] == 6 for share in shares)

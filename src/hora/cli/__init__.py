@@ -22,7 +22,7 @@ VERBS = {
     "report": "write a run's report.html again",
     "trace": "say where a run's time went, and write its timeline for Perfetto",
     "settings": "print every setting, its value and where it came from",
-    "explain": "print the page about an error",
+    "explain": "print the page about an error or a verdict",
 }
 
 

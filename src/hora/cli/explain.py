@@ -1,20 +1,18 @@
-"""``hora explain SLUG``: the page about an error, with a wrong and a right example."""
+"""``hora explain SLUG``: the page about an error or a verdict, with a wrong and a right example."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
-from pathlib import Path
 
 from hora.core import errors
 from hora.core.errors import UsageError
+from hora.core.pages import pages
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the name of a page."""
-    parser.add_argument(
-        "slug", nargs="?", help="the word that the error message ended with; none: list them all"
-    )
+    parser.add_argument("slug", nargs="?", help="the word that the message ended with; none: list them all")
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -23,23 +21,16 @@ def main(arguments: argparse.Namespace) -> int:
     Raises:
         UsageError: there is no such page.
     """
-    pages = _pages()
+    found = pages()
     if arguments.slug is None:
-        for slug in sorted(pages):
+        for slug in sorted(found):
             print(slug)
         return 0
     by_class = {getattr(errors, name).__name__: getattr(errors, name).slug for name in errors.__all__}
-    page = pages.get(by_class.get(arguments.slug, arguments.slug))
+    page = found.get(by_class.get(arguments.slug, arguments.slug))
     if page is None:
-        near = difflib.get_close_matches(arguments.slug, pages, n=1)
+        near = difflib.get_close_matches(arguments.slug, found, n=1)
         hint = f"Did you mean `hora explain {near[0]}`?" if near else "`hora explain` lists them all."
         raise UsageError(f"There is no page named {arguments.slug!r}.", fix=hint)
     print(page.read_text(encoding="utf-8").rstrip())
     return 0
-
-
-def _pages() -> dict[str, Path]:
-    # An installed package carries the pages beside this module; a checkout has them in docs/.
-    installed = Path(__file__).parent / "pages"
-    folder = installed if installed.is_dir() else Path(errors.__file__).parents[3] / "docs" / "errors"
-    return {page.stem: page for page in folder.glob("*.md")}

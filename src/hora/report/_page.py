@@ -9,17 +9,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hora.core.errors import MissingExtraError
+from hora.core.errors import MissingExtraError, RunDirectoryError
 from hora.core.rundir import RunDirectory, replace_text
 from hora.report import _story as story
+from hora.report._account import account
 from hora.report._charts import Bar, Box, Curve, Rule, bar_chart, box_chart, line_chart
+from hora.report._markdown import inline_code
 from hora.report._read import Record, RunData, mapping, read, real
 from hora.report._scale import Point, moving_average
+from hora.report._verdicts import explanations, read_verdicts
 
 __all__ = ["write_report"]
 
 MOST_ROWS = 300
 """Rows of one table; a configuration with more is not read but searched, in run.json."""
+
+MOST_VERDICTS = 50
+
+MOST_TIMELINE_MB = 200
+"""Of all ranks. Larger timelines take their time: they are for ``hora trace``."""
 
 
 def write_report(run: RunDirectory) -> Path:
@@ -52,6 +60,13 @@ def render(data: RunData) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
+    environment.filters["code"] = lambda text: markupsafe.Markup(inline_code(text))
+    verdicts, unreadable = read_verdicts(
+        data.path / "verdicts.jsonl", started=real(data.about.get("start") or data.about.get("created"))
+    )
+    if unreadable:
+        data.problems.append(unreadable)
+    explained = explanations(verdicts)
     first = story.first_failure(data)
     scaling = story.scaling(data)
     page = environment.get_template("page.html.j2").render(
@@ -63,10 +78,19 @@ def render(data: RunData) -> str:
         written=_date(time.time()),
         outcome=story.outcome(data),
         figures=story.figures(data),
+        verdicts=verdicts[:MOST_VERDICTS],
+        more_verdicts=max(0, len(verdicts) - MOST_VERDICTS),
+        explanations=[(kind, title, markupsafe.Markup(text)) for kind, title, text in explained],
+        explained={kind for kind, _, _ in explained},
+        guarded=data.about.get("guard") in ("on", "strict"),
         failure=first,
         other_failures=[one for one in data.failures if one is not first],
         training=[chart for chart in _training(data, markupsafe.Markup) if chart["svg"]],
-        speed=[chart for chart in _speed(data, scaling, markupsafe.Markup) if chart["svg"]],
+        speed=[
+            chart
+            for chart in (*_speed(data, scaling, markupsafe.Markup), *_time(data, markupsafe.Markup))
+            if chart["svg"]
+        ],
         epochs=_epoch_rows(data.evals),
         images=data.images,
         right=sum(image.right for image in data.images),
@@ -166,6 +190,23 @@ def _speed(data: RunData, scaling: story.Scaling | None, markup: Any) -> Iterato
         "svg": markup(bar_chart(bars, title="Scaling", unit="samples/s")),
         "legend": [],
         "note": scaling.sentence() + dots,
+    }
+
+
+def _time(data: RunData, markup: Any) -> Iterator[dict[str, Any]]:
+    """Where each rank's time went, from the timelines."""
+    files = [file for file in (data.path / "events").glob("rank-*.jsonl") if file.is_file()]
+    if not files or sum(file.stat().st_size for file in files) > MOST_TIMELINE_MB * 2**20:
+        return
+    try:
+        found = account(RunDirectory(data.path))
+    except RunDirectoryError:  # files without an event
+        return
+    yield {
+        "name": "Where the time went",
+        "svg": markup(found.chart()),
+        "legend": found.legend(),
+        "note": " ".join(found.notes()),
     }
 
 

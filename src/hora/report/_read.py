@@ -284,6 +284,8 @@ def _list_files(run: RunDirectory, data: RunData) -> None:
         (run.metrics, "loss, accuracy and throughput, one JSON object per line"),
         (run.path / "predictions.json", "the sample predictions shown above"),
         (run.timeline, "what each rank did when"),
+        (run.path / "timeline.svg", "where each rank's time went"),
+        (run.path / "verdicts.jsonl", "what the guard found"),
         (run.mlperf_log, "the log in MLPerf's format"),
         (run.path / "logs", "everything that the ranks printed"),
         (run.path / "failures", "how ranks failed"),
