@@ -73,10 +73,12 @@ def test_settings_shows_value_and_source() -> None:
     assert "HORA_RANK" in hora("settings", "--all").stdout
 
 
-def test_explain_prints_the_page_of_an_error() -> None:
+def test_explain_prints_the_page_of_an_error_or_a_verdict() -> None:
     assert hora("explain", "world").stdout.startswith("# WorldError")
     assert hora("explain", "WorldError").stdout.startswith("# WorldError")
     assert "global-batch" in hora("explain").stdout.split()
+    assert {"late-rank", "diverged", "plan"} <= set(hora("explain").stdout.split())
+    assert hora("explain", "late-rank").stdout.startswith("# A rank keeps the others waiting")
     wrong = hora("explain", "wrold")
     assert wrong.returncode == 2
     assert "Did you mean `hora explain world`?" in wrong.stderr
