@@ -54,7 +54,7 @@ class Timeline:
         return self._path is not None
 
     @contextlib.contextmanager
-    def span(self, name: str, *, lane: str = "main", **details: Any) -> Iterator[None]:
+    def span(self, name: str, /, *, lane: str = "main", **details: Any) -> Iterator[None]:
         """Record how long the block takes. ``lane`` becomes a row of the trace."""
         if self._path is None:
             yield

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hora.guard.board import Entry
+from hora.guard.board import Entry, Phase
 from hora.guard.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Call", "Calls"]
 
-FIELDS = ("collective", "name", "dtype", "shape", "operation", "root", "factors", "process set")
+FIELDS = ("collective", "name", "dtype", "shape", "operation", "root", "factors", "items", "process set")
 """What must be equal on all ranks, in the order in which a difference is told."""
 
 
@@ -55,6 +55,9 @@ class Call:
 SHOWN = 4
 """Different calls that a verdict shows; others are counted."""
 
+PATIENCE = 20
+"""Looks at the board after a first difference for ranks that are still to come: they tell who is odd."""
+
 UNKNOWN = Call({}, "an unknown collective")
 
 
@@ -68,6 +71,7 @@ class Calls:
         self._places = judge.places
         self._known: list[dict[int, Call]] = [{} for _ in range(judge.size)]
         self._checks: dict[tuple[int, int], set[int]] = {}  # ranks that wait for a place to be cleared
+        self._doubts: dict[tuple[int, int], int] = {}
         self._compared: dict[int, int] = {}
         self._circle: tuple[Any, ...] | None = None
 
@@ -116,7 +120,11 @@ class Calls:
             elif self._places.last(rank, set_id) <= number and rank not in self._judge.unheard:
                 absent += 1  # also one whose call is on the board, but its description still on the way
         if len({call.key for call in calls.values()}) > 1:
-            self._mismatch(calls)
+            doubts = self._doubts[place] = self._doubts.get(place, 0) + 1
+            if absent and doubts < PATIENCE:
+                self._judge.urgent = True
+            else:
+                self._mismatch(calls)
         elif absent:
             self._judge.urgent = True
         else:
@@ -152,7 +160,9 @@ class Calls:
 
     def _find_deserted(self) -> None:
         """Ranks that wait for one that has ended well and will never come."""
-        gone = self._judge.gone
+        heads = [self._judge.board.head(rank) for rank in range(self._judge.size)]
+        left_job = {rank for rank, head in enumerate(heads) if head.phase == Phase.ABSENT and head.calls}
+        gone = self._judge.gone | left_job
         if not gone:
             return
         for place in set(self.waiting().values()):
@@ -201,7 +211,10 @@ class Calls:
         if len(groups) > 1 and len(extra) == 1:
             call, ranks = extra[0]
             others = [entry for entry in groups if entry is not extra[0]]
-            self._find_subset(call, ranks, " ".join(_does(other, at) for other, at in others))
+            told = " ".join(_does(other, at) for other, at in others)
+            if not call.condition:
+                told += " Either the one has made fewer steps than the other, or only it comes to that line."
+            self._find_subset(call, ranks, told)
             return
         from hora.guard.judge import ranks_text
 
@@ -247,10 +260,11 @@ class Calls:
         came = self._places.last(left[0], set_id)
         last = self.call(left[0], self._places.entry(left[0], set_id, came)) if came else None
         end = f" after {last.site}" if last is not None else " without calling any"
+        how = "ended, with exit code 0," if set(left) <= self._judge.gone else "left the job"
         self._find_subset(
             call,
             callers,
-            f"{ranks_text(left).capitalize()} {_has(left)} ended, with exit code 0,{end}.",
+            f"{ranks_text(left).capitalize()} {_has(left)} {how}{end}.",
         )
 
     def _find_subset(self, call: Call, ranks: Sequence[int], others: str) -> None:
@@ -290,11 +304,22 @@ def _does(call: Call, ranks: Sequence[int]) -> str:
 
 def _difference(calls: Sequence[Call]) -> str:
     """Which part of the calls differs, in words."""
+    items = [call.signature.get("items") for call in calls]
+    if all(isinstance(each, list) for each in items) and any(each != items[0] for each in items):
+        return _first_item(items)
     for name in FIELDS:
         values = list(dict.fromkeys(_words(call.signature.get(name)) for call in calls))
         if len(values) > 1:
             return f"The {name} differs: {' and '.join(values)}."
     return "They wait for each other."
+
+
+def _first_item(lists: Sequence[Any]) -> str:
+    other = next(each for each in lists if each != lists[0])
+    for place, (one, two) in enumerate(zip(lists[0], other, strict=False)):
+        if one != two:
+            return f"Number {place} differs: {one} and {two}."
+    return f"Their number differs: {len(lists[0])} and {len(other)}."
 
 
 def _words(value: Any) -> str:

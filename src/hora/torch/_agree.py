@@ -21,6 +21,7 @@ def require_same(
     items: Sequence[str],
     context: Context,
     *,
+    function: str,
     what: str,
     fix: str,
     error: type[HoraError],
@@ -31,6 +32,7 @@ def require_same(
     Args:
         items: descriptions, one per tensor.
         context: the job.
+        function: who asks, for the guard.
         what: what the items are, as the subject of the message ("The parameters").
         fix: what to write instead.
         error: the class to raise.
@@ -42,7 +44,7 @@ def require_same(
     digest = hashlib.blake2b("\n".join(items).encode(), digest_size=16).digest()
     mine = torch.frombuffer(bytearray(digest), dtype=torch.int64).to(context.control)
     everyone = mine.new_empty(len(ranks) * 2)
-    with collective(context, "compare", process_set=process_set, label=what):
+    with collective(context, function, process_set=process_set, items=tuple(items)):
         gather_flat(everyone, mine, process_set.group)
     if bool((everyone.view(-1, 2) == everyone[:2]).all()):
         return

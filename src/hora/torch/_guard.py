@@ -277,7 +277,9 @@ def _describe(
     words += [f"{dtype} {size}" for dtype, size in list(zip(dtypes, sizes, strict=True))[:3]]
     if len(sizes) > 3:
         words.append(f"and {len(sizes) - 3} more tensors")
-    words += [f"{'root ' if key == 'root' else ''}{value}" for key, value in details.items()]
+    words += [
+        f"{'root ' if key == 'root' else ''}{value}" for key, value in details.items() if key != "items"
+    ]
     if process_set.process_set_id:
         words.append(f"among ranks {process_set.members}")
     return Call(signature, " ".join(words), *_at())

@@ -142,6 +142,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     require_same(
         [str(added.members)],
         context,
+        function="add_process_set",
         what="The ranks given to add_process_set",
         fix="Every rank adds the same process sets in the same order, those that it is not in too.",
         error=CollectiveError,

@@ -49,12 +49,15 @@ def broadcast_parameters(parameters: Parameters, root_rank: int = 0) -> None:
             for name, tensor in named
         ],
         context,
+        function="broadcast_parameters",
         what="The parameters to broadcast",
         fix="Build the same model on every rank before broadcasting.",
         error=CollectiveError,
     )
     with context.timeline.span("broadcast_parameters", lane="collectives"):
         _broadcast_in_place([tensor for _, tensor in named], root_rank, context)
+    if context.watch is not None:
+        context.watch.broadcast(parameters, named)
 
 
 def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int = 0) -> None:
@@ -73,6 +76,7 @@ def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int = 0) -> None:
     require_same(
         [f"a group of {len(group['params'])} parameters" for group in optimizer.param_groups],
         context,
+        function="broadcast_optimizer_state",
         what="The parameter groups of the optimizer",
         fix="Build the same optimizer on every rank before broadcasting.",
         error=CollectiveError,
