@@ -85,12 +85,23 @@ def test_without_a_loader_steps_go_from_one_update_to_the_next() -> None:
 def test_old_timelines_know_neither_steps_nor_optimizers() -> None:
     events = [one for at in (2.0, 4.0, 6.0) for one in (event("wait for gradients", at - 0.5, at),)]
     assert accounted(*events) == {"compute": 3.0, "communication": 1.5, "data": 0.0, "other": 0.0}
-    assert accounted(event("mean", 0, 1, "collectives"), event("mean", 3, 4, "collectives")) == {
-        "compute": 2.0,
-        "communication": 2.0,
-        "data": 0.0,
-        "other": 0.0,
-    }
+    negotiated = [
+        event("init", 0, 0),
+        event("allreduce", 2, 5, "background"),
+        event("wait for allreduce.w", 4, 5),
+        event("allreduce", 6, 8, "background"),
+        event("shutdown", 9, 9),
+    ]
+    assert accounted(*negotiated) == {"compute": 5.0, "communication": 1.0, "data": 0.0, "other": 3.0}
+
+
+def test_a_run_that_ended_before_its_first_step_did_not_compute() -> None:
+    events = [
+        event("init", 0, 0),
+        event("broadcast_parameters", 2, 3, "collectives"),
+        event("shutdown", 9, 9),
+    ]
+    assert accounted(*events) == {"compute": 0.0, "communication": 1.0, "data": 0.0, "other": 8.0}
 
 
 LANES = [

@@ -6,7 +6,8 @@ A moment belongs to the first of these that holds:
   between the call of an operation and its return. What is averaged while backward goes on does not count.
 - *data*: the script waits for the next batch.
 - *compute*: it is inside a step: between a batch and the next, or in a backward or an optimizer. Where no
-  loader of Hora and no ``track`` marks the steps, from the end of one optimizer step to that of the next.
+  loader of Hora and no ``track`` marks the steps, from the end of one optimizer step to that of the next; and
+  where no optimizer does, from the first collective to the last.
 - *other*: all else: getting ready, what happens between epochs, the end.
 
 Each is a union of intervals, so overlapping spans count once, and the four add up to the wall time, which
@@ -143,8 +144,11 @@ def _working(events: Sequence[Event]) -> Iterator[Interval]:
     ends = edges["optimizer"] or edges["wait for gradients"]
     if ends:
         yield from pairwise(sorted(ends))
-    else:  # nothing tells one step from the next
-        yield min(event.start for event in events), max(event.stop for event in events)
+        return
+    # Nothing tells one step from the next, as under --horovod: what lies between collectives is work.
+    together = [one for one in events if one.lane in ("collectives", "background", "gradients")]
+    if together:
+        yield min(one.start for one in together), max(one.stop for one in together)
 
 
 def _shifted(

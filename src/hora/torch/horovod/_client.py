@@ -85,9 +85,9 @@ class Pending:
         return ended
 
     def wait(self) -> Any:
+        began = time.time()
         if self.coordinator is not None and not self._event.wait(PATIENCE):
             self.coordinator.wake()  # it sleeps, and nobody else has told it to watch this operation
-        began = time.time()
         self._event.wait()
         ended = time.time()
         if ended - began > WORTH_TELLING and (context := _context._current) is not None:
