@@ -10,7 +10,8 @@ The header is a block of comments, one ``# key: value`` a line:
 ``options``    more flags of ``hora run``
 ``ends``       ``error``: with an exit code; ``hang``: the same, by ``--stall-abort``; ``ok``: with 0
 ``after``      text of the output line that comes right before the fault
-``within``     seconds from that line, or from the job's start, to the error on every rank
+``within``     seconds from that line, else from the first exception of a rank at fault, else from the end
+               of ``init()``, to the error on every rank
 =============  =========================================================================================
 
 A line that ends with ``# <- here`` is one that the verdict's ``where`` may name. The ranks' errors about
@@ -40,9 +41,6 @@ AT_ONCE = 2
 """Jobs that run at the same time."""
 
 ROOT = Path(__file__).resolve().parents[2]
-
-STARTING = 6.0
-"""Seconds that a job may take to start when its ranks are not forked: all of them import torch."""
 
 INFORMATION = frozenset({"plan"})
 """Kinds that say nothing is wrong."""
@@ -97,9 +95,10 @@ class Jobs:
     def __init__(self, chosen: Sequence[Script], *, real: bool = False) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="hora-scripts-")
         self._real = real
+        requests = "".join(json.dumps(self._request(script)) + "\n" for script in chosen)
         self._results: dict[str, dict[str, Any]] = {}
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.broken._server", str(AT_ONCE)],
+            [sys.executable, "-m", "tests.broken._server", str(AT_ONCE), str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
@@ -112,9 +111,8 @@ class Jobs:
             text=True,
         )
         assert self._server.stdin is not None
-        with self._server.stdin as requests:
-            for script in chosen:
-                requests.write(json.dumps(self._request(script)) + "\n")
+        with self._server.stdin as stdin:
+            stdin.write(requests)
 
     def result(self, script: Script) -> dict[str, Any]:
         """Wait for a job's end: its exit code, its output, what it left, and its run directory."""
@@ -123,7 +121,7 @@ class Jobs:
             line = self._server.stdout.readline()
             assert line, "the server has ended"
             result = json.loads(Path(line.strip()).read_text())
-            self._results[result["name"]] = result | {"run": self._run(result["name"]), "real": self._real}
+            self._results[result["name"]] = result | {"run": self._run(result["name"])}
         return self._results[script.name]
 
     def close(self) -> None:
@@ -201,21 +199,18 @@ def _errors(script: Script, result: dict[str, Any]) -> Iterator[str]:
     """Every rank that was there has its error, in time, and with what it needs to be understood."""
     if "within" not in script.header:
         return
-    began = result["began"] + (STARTING if result["real"] else 0.0)
-    after = script.header.get("after")
-    if after is not None:
-        began = next((at for at, line in result["output"] if after in line), None) or result["began"]
-    records = {
-        int(path.stem.rpartition("-")[2]): json.loads(path.read_text())
-        for path in (result["run"] / "failures").glob("rank-*.json")
-    }
+    records = {_rank(path): json.loads(path.read_text()) for path in result["run"].glob("failures/*.json")}
+    events = {_rank(path): path.read_text().splitlines() for path in result["run"].glob("events/*.jsonl")}
+    began = {rank: json.loads(lines[0])["start"] for rank, lines in events.items() if lines}
     limit = float(script.header["within"])
+    at = _when(script, result, records, began)
     for rank, record in sorted(records.items()):
-        if record["time"] - began > limit:
-            yield f"rank {rank} has its error after {record['time'] - began:.2f} s, not within {limit:g} s"
-    may_miss = {"subset-call": range(script.ranks), "rank-failed": _ranks(script)}
-    for rank in range(script.ranks):
-        if rank not in records and rank not in may_miss.get(script.kinds[0], ()):
+        if at is None or record["time"] - at > limit:
+            late = "unknown" if at is None else f"{record['time'] - at:.2f}"
+            yield f"rank {rank} has its error after {late} s, not within {limit:g} s"
+    excused = {"subset-call": list(range(script.ranks)), "rank-failed": _at_fault(script)}
+    for rank in sorted(began):
+        if rank not in records and rank not in excused.get(script.kinds[0], ()):
             yield f"rank {rank} has no error"
     if script.kinds == ["mismatched-calls"]:
         for rank, record in sorted(records.items()):
@@ -224,13 +219,32 @@ def _errors(script: Script, result: dict[str, Any]) -> Iterator[str]:
                     yield f"rank {rank}'s error does not name line {line}"
 
 
-def _ranks(script: Script) -> list[int]:
+def _when(
+    script: Script, result: dict[str, Any], records: dict[int, dict[str, Any]], began: dict[int, float]
+) -> float | None:
+    """When the fault happened: said by a line of the output, by the rank that raised, or right after init."""
+    after = script.header.get("after")
+    if after is not None:
+        return next((at for at, line in result["output"] if after in line), None)
+    if script.kinds == ["rank-failed"]:
+        raised = [records[rank]["time"] for rank in _at_fault(script) if rank in records]
+        if raised:
+            return float(raised[0])
+    return max(began.values(), default=None)
+
+
+def _rank(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])
+
+
+def _at_fault(script: Script) -> list[int]:
     return [int(rank) for rank in script.header.get("at-fault", "").split(",") if rank]
 
 
 def _main() -> int:
     real = "--real" in sys.argv
-    chosen = [Script.read(Path(name).resolve()) for name in sys.argv[1:] if not name.startswith("-")]
+    given = [Path(name).resolve() for name in sys.argv[1:] if not name.startswith("-")]
+    chosen = [script for script in map(Script.read, given) if script.header]
     jobs = Jobs(chosen, real=real)
     wrong = 0
     try:

@@ -1,9 +1,9 @@
 """Runs jobs of ``hora run`` for the tests, several at a time, without importing torch for each rank anew.
 
-    python -m tests.broken._server LIMIT < requests > results
+    python -m tests.broken._server LIMIT PARENT < requests > results
 
-The requests come as lines of JSON, ``{"name", "arguments", "folder", "real"}``, the results go as lines of
-JSON, ``{"name", "code", "began", "output", "left"}``, each when its job has ended.
+The requests come as lines of JSON, ``{"name", "arguments", "folder", "real"}``, the results go as
+paths of JSON files, ``{"name", "code", "began", "output", "left"}``, each when its job has ended.
 
 A job is the command line of ``hora run`` in a process of its own, with the real supervisor. Only the start
 of a rank differs: it is forked from the supervisor, where torch is imported already, and then does what
@@ -49,9 +49,9 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 _path = list(sys.path)
 
 
-def main(limit: int) -> None:
-    """Run what is asked for until nothing more comes."""
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def main(limit: int, parent: int) -> None:
+    """Run what is asked for until nothing more comes, or until the parent has ended."""
+    _die_with(parent)
     os.environ.pop(MARK, None)
     _import()
     running = 0
@@ -59,8 +59,9 @@ def main(limit: int) -> None:
         if running == limit:
             os.wait()
             running -= 1
+        parent = os.getpid()
         if os.fork() == 0:
-            _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            _die_with(parent)
             _keep(**json.loads(line))
             os._exit(0)
         running += 1
@@ -76,6 +77,12 @@ def _import() -> None:
     for name in LATE_IMPORTS:
         importlib.import_module(name)
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+
+
+def _die_with(parent: int) -> None:
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the line above
+        os._exit(1)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -96,9 +103,10 @@ def _keep(name: str, arguments: list[str], folder: str, real: bool) -> None:
             command, stdin=subprocess.DEVNULL, stdout=writer, stderr=writer, cwd=folder
         ).pid
     else:
+        keeper = os.getpid()
         process = os.fork()
         if process == 0:
-            _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            _die_with(keeper)
             os.close(reader)
             _launch(command, folder, writer)
     os.close(writer)
@@ -239,7 +247,7 @@ def _close(fd: int) -> None:
 
 
 def _mark(job: str) -> None:
-    """Let ``/proc/self/environ`` show the job's mark: launcher and reaper find by it what belongs to the job."""
+    """Let ``/proc/self/environ`` show the job's mark, by which launcher and reaper find its processes."""
     shown = Path("/proc/self/environ").read_bytes()
     place = shown.index(f"{MARK}={NO_JOB}".encode()) + len(MARK) + 1
     start = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47])
@@ -288,4 +296,4 @@ def _end(code: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -22,7 +22,7 @@ optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0
 hora.broadcast_parameters(model)
 for step, (batch, target) in enumerate(hora.track(loader, epochs=2)):
     if step == 7 and hora.rank() == 2:
-        os.kill(os.getpid(), signal.SIGSTOP)  # <- here
+        os.kill(os.getpid(), signal.SIGSTOP)
     optimizer.zero_grad()
     nn.functional.mse_loss(model(batch), target).backward()
     optimizer.step()

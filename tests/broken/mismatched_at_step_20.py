@@ -6,6 +6,8 @@
 # ends: error
 """At step 20 rank 1 makes two calls, both well known by then, the other way round."""
 
+import time
+
 import torch
 
 import hora.torch as hora
@@ -21,7 +23,7 @@ def log_histogram(values):
 
 hora.init()
 torch.manual_seed(hora.rank())
-for step in range(40):
+for step in range(300):
     values = torch.randn(32)
     if step == 20 and hora.rank() == 1:
         log_histogram(values)
@@ -29,4 +31,5 @@ for step in range(40):
     else:
         log_loss(values.square().mean())
         log_histogram(values)
+    time.sleep(0.01)
     print(f"step {step}")

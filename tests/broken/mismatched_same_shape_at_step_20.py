@@ -5,6 +5,8 @@
 # ends: error
 """At step 20 a maximum meets a mean of the same shape; both were called before, so sizes do not tell."""
 
+import time
+
 import torch
 
 import hora.torch as hora
@@ -20,9 +22,10 @@ def average(values):
 
 hora.init()
 torch.manual_seed(hora.rank())
-for step in range(30):
+for step in range(300):
     values = torch.rand(64)
     first, second = (average, peak) if step < 20 or hora.rank() == 0 else (peak, average)
     first(values)
     second(values)
+    time.sleep(0.01)
     print(f"step {step}")
