@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.ranks import ranks, run_ranks
+from torch.utils.data import DataLoader, IterableDataset
 
 import hora.torch as hora
 from hora.core.errors import UsageError
@@ -113,6 +115,16 @@ def test_any_iterable_counts_steps(recorder: Recorder) -> None:
     assert recorder.shown[-1].total == 5
     with pytest.raises(UsageError, match="epochs=1.5"):
         hora.track("ab", epochs=1.5)
+
+
+@ranks(1)
+def test_loader_of_a_stream_has_no_length(recorder: Recorder) -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(4))
+
+    assert len(list(hora.track(DataLoader(Stream(), batch_size=2), epochs=2))) == 4
+    assert recorder.shown[-1].total == 0
 
 
 @ranks(1)

@@ -178,7 +178,10 @@ class Tracker(Generic[Batch]):
         """Units that one whole epoch hands out; 0 when nobody knows."""
         if self._own is not None:
             return self._own.samples_per_epoch
-        return len(self._loader) if isinstance(self._loader, Sized) else 0
+        try:
+            return len(self._loader) if isinstance(self._loader, Sized) else 0
+        except TypeError:  # torch's DataLoader has a __len__, which raises for an iterable data set
+            return 0
 
     def _done_before(self) -> int:
         if self._own is None:
