@@ -129,6 +129,21 @@ def test_a_rank_that_ended_well_is_named_when_others_wait_for_it() -> None:
     assert "Rank 1 has ended, with exit code 0, after allreduce 'loss' at train.py:10" in verdict.text
 
 
+def test_a_verdict_waits_a_moment_for_those_who_tell_which_rank_is_odd() -> None:
+    stage = Stage(5)
+    now = time.monotonic()
+    stage.call(3, shape=[[8]])
+    stage.call(0)
+    stage.look(now=now)
+    assert stage.desk.verdicts == []
+    stage.call(1)
+    stage.call(2)
+    stage.look(now=now + 0.2)
+    assert stage.desk.verdicts == []
+    stage.look(now=now + 0.5)  # rank 4 does not come
+    assert list(stage.verdict.ranks) == [3]
+
+
 def test_ranks_that_end_after_their_last_call_leave_nobody_behind() -> None:
     stage = Stage(3)
     for rank in range(3):
@@ -329,7 +344,6 @@ def test_a_failure_after_unequal_calls_is_explained_by_them() -> None:
     stage.call(0, "a")
     stage.call(1, "b", shape=[[9]])  # both known, so nobody asked; the engine fails with a wrong size
     stage.judge.ended(1, well=False)
-    stage.look()
     stage.judge.failed(1, error="RuntimeError", message="op.preamble.length", traceback="", where=None)
     assert stage.verdict.kind == "mismatched-calls"
 
@@ -401,7 +415,7 @@ def test_whatever_comes_first_the_verdict_is_the_same_and_given_once(
             stage.judge.tick()
     else:
         return  # the draw left a rank out for too long
-    stage.look()
+    stage.look(now=time.monotonic() + 1)
     if wrong:
         assert stage.verdict.kind == "mismatched-calls"
         assert max(stage.cleared.count(rank) for rank in range(size)) == 2

@@ -55,8 +55,8 @@ class Call:
 SHOWN = 4
 """Different calls that a verdict shows; others are counted."""
 
-PATIENCE = 20
-"""Looks at the board after a first difference for ranks that are still to come: they tell who is odd."""
+PATIENCE = 0.4
+"""Seconds after a first difference for ranks that are still to come: they tell who is odd."""
 
 UNKNOWN = Call({}, "an unknown collective")
 
@@ -71,7 +71,8 @@ class Calls:
         self._places = judge.places
         self._known: list[dict[int, Call]] = [{} for _ in range(judge.size)]
         self._checks: dict[tuple[int, int], set[int]] = {}  # ranks that wait for a place to be cleared
-        self._doubts: dict[tuple[int, int], int] = {}
+        self._doubts: dict[tuple[int, int], float] = {}  # since when a place is known to differ
+        self._now = 0.0
         self._compared: dict[int, int] = {}
         self._circle: tuple[Any, ...] | None = None
 
@@ -93,6 +94,7 @@ class Calls:
         return
 
     def tick(self, now: float) -> None:
+        self._now = now
         for place in list(self._checks):
             self._settle(place)
         self._compare()
@@ -117,19 +119,25 @@ class Calls:
             call = self.call(rank, entry)
             if call is not UNKNOWN:
                 calls[rank] = call
-            elif self._places.last(rank, set_id) <= number and rank not in self._judge.unheard:
-                absent += 1  # also one whose call is on the board, but its description still on the way
-        if len({call.key for call in calls.values()}) > 1:
-            doubts = self._doubts[place] = self._doubts.get(place, 0) + 1
-            if absent and doubts < PATIENCE:
-                self._judge.urgent = True
             else:
+                ahead = self._places.last(rank, set_id) - number
+                # A call may be on the board while its description is still on the way.
+                absent += ahead < 0 or (ahead == 0 and rank not in self._judge.unheard)
+        if len({call.key for call in calls.values()}) > 1:
+            if not absent or self._doubted_enough(place):
                 self._mismatch(calls)
         elif absent:
             self._judge.urgent = True
         else:
             for rank in self._checks.pop(place):
                 self._judge.desk.send(rank, {"kind": "clear", "set": set_id, "number": number})
+
+    def _doubted_enough(self, place: tuple[int, int]) -> bool:
+        """Whether ranks that have not come to a place are waited for no longer."""
+        if self._judge.hurry or self._now - self._doubts.setdefault(place, self._now) >= PATIENCE:
+            return True
+        self._judge.urgent = True
+        return False
 
     def _compare(self) -> None:
         """Compare the histories at the last collective that all members of a set have come to."""
@@ -160,14 +168,16 @@ class Calls:
 
     def _find_deserted(self) -> None:
         """Ranks that wait for one that has ended well and will never come."""
-        heads = [self._judge.board.head(rank) for rank in range(self._judge.size)]
+        # The heads were read before the last calls, so a rank is not taken for gone before its last call.
+        heads = self._places.heads
         left_job = {rank for rank, head in enumerate(heads) if head.phase == Phase.ABSENT and head.calls}
         gone = self._judge.gone | left_job
         if not gone:
             return
         for place in set(self.waiting().values()):
-            left = [rank for rank in self._places.missing(*place) if rank in gone]
-            if left:
+            missing = self._places.missing(*place)
+            left = [rank for rank in missing if rank in gone]
+            if left and (len(left) == len(missing) or self._doubted_enough(place)):
                 self._subset(*place, left)
                 return
 

@@ -96,6 +96,7 @@ class Judge:
         dead: ranks whose process has ended otherwise.
         unheard: ranks whose socket is closed: they only write on the board.
         places: where each rank is, as of the last look at the board.
+        hurry: whether a finding must come now, though ranks that are still to come would make it clearer.
         urgent: whether the next :meth:`tick` is wanted soon (:data:`SOON`), rather than at leisure.
     """
 
@@ -117,6 +118,7 @@ class Judge:
         self.places = Places(board)
         self.stopped = False
         self.urgent = False
+        self.hurry = False
         self._urgent_since: float | None = None
         self.calls = Calls(self)
         self.late = Late(self)
@@ -143,6 +145,9 @@ class Judge:
 
     def failed(self, rank: int, *, error: str, message: str, traceback: str, where: str | None) -> None:
         """A rank raised: tell the others, so that they need not find out by a lost connection."""
+        self.hurry = True
+        self.tick()  # the calls before the failure may explain it
+        self.hurry = False
         if self.stopped:
             return
         first = message.strip().splitlines()[0] if message.strip() else ""

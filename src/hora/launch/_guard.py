@@ -267,7 +267,6 @@ class Guard:
     def _failed(self, rank: int, outcome: Outcome) -> None:
         def judge() -> None:
             if self._judge is not None and not self._judge.stopped:
-                self._judge.tick()  # the calls before the failure may explain it
                 self._judge.failed(rank, **what_happened(outcome))
 
         if self._judge is None or self._judge.stopped:

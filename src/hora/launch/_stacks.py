@@ -85,7 +85,7 @@ class Stacks:
     def _hindrance(self, rank: int) -> str | None:
         """Why a rank's stack cannot be taken; None when it can."""
         process, pipe = self._processes[rank], self._pipes.get(rank)
-        if pipe is None or process.returncode is not None:
+        if process.returncode is not None:
             return "it has ended"
         status = _status(process.pid)
         if status is None:
@@ -101,7 +101,7 @@ class Stacks:
             # Without its handler the signal would end the rank.
             return "it is no Python program, or has only just started, so its stack cannot be taken"
         # A closed descriptor's number may stand for a file of the user's by now.
-        if not _same_file(pipe, f"/proc/{process.pid}/fd/{self._writers[rank]}"):
+        if pipe is None or not _same_file(pipe, f"/proc/{process.pid}/fd/{self._writers[rank]}"):
             return "it has closed the descriptors that it got from Hora, so its stack cannot be taken"
         return None
 

@@ -81,11 +81,16 @@ def _drop_own_path() -> None:
         sys.path.pop(0)
 
 
+_notify_pipe: int | None = None
+
+
 def _prepare(notify: int, stack: int) -> None:
+    global _notify_pipe
     import atexit
     import faulthandler
     import signal
 
+    _notify_pipe = os.fstat(notify).st_ino
     atexit.register(_leave)  # registered first, so that it runs last
     # A launcher started from a thread that blocks signals would otherwise hand the block on.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -274,7 +279,8 @@ def _record(error: BaseException, path: str, notify: int) -> None:
     if sys.excepthook is sys.__excepthook__ or str(sys.excepthook.__module__).startswith("torch."):
         sys.excepthook = _say_nothing
     try:
-        os.write(notify, news.encode("utf-8", "replace"))
+        if os.fstat(notify).st_ino == _notify_pipe:  # else its number stands for a file of the user's by now
+            os.write(notify, news.encode("utf-8", "replace"))
     except OSError:  # the launcher has gone, and this rank is about to be killed
         return
 

@@ -198,7 +198,7 @@ def what_happened(outcome: Outcome) -> dict[str, Any]:
     return {
         "error": error,
         "message": message,
-        "traceback": record["traceback"],
+        "traceback": "" if record["exit"] else record["traceback"],
         "where": f"{where.get('file')}:{where.get('line')}" if isinstance(where, dict) else None,
     }
 
