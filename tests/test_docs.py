@@ -50,7 +50,7 @@ def commands(page: Path) -> Iterator[tuple[str, list[str]]]:
     lines += ["`" + quoted for quoted in QUOTED.findall(prose(page))]
     for line in lines:
         for match in COMMAND.finditer(line):
-            ours = ANOTHER_PROGRAM.split(match[2])[0] if match[1] == "run" else match[2]
+            ours = ANOTHER_PROGRAM.split(match[2])[0] if match[1] in ("run", "verify") else match[2]
             yield match[1], [word.partition("=")[0] for word in ours.split() if re.match(r"--?[a-z]", word)]
 
 

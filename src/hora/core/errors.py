@@ -15,6 +15,7 @@ HoraError
 │   └── DiskFullError             no space left where the run writes
 ├── LaunchError                   a job that cannot be started
 ├── VerdictError                  the guard stops the job (`.kind` tells which verdict)
+├── VerifyError                   a script of which `hora verify` cannot compare two runs
 ├── JobFailedError                a job that started and failed (`.report` tells how)
 └── MissingExtraError             an optional package is not installed
 
@@ -44,6 +45,7 @@ __all__ = [
     "TrainingError",
     "UsageError",
     "VerdictError",
+    "VerifyError",
     "WorldError",
 ]
 
@@ -149,6 +151,10 @@ class VerdictError(HoraError):
 
     def __str__(self) -> str:
         return f"{self.what} {self.fix} (More: hora explain {self.kind})"
+
+
+class VerifyError(HoraError):
+    """``hora verify`` cannot compare two runs of a script."""
 
 
 class JobFailedError(HoraError):

@@ -92,6 +92,12 @@ class Settings:
     horovod: bool = _setting(
         False, unit="", meaning="whether `import horovod` gives Hora (`hora run --horovod`)", by="launcher"
     )
+    preload: str | None = _setting(
+        None, unit="module", meaning="module that each rank imports before the script", by="launcher"
+    )
+    verify: Path | None = _setting(
+        None, unit="path", meaning="what `hora verify` wants recorded in this run", by="launcher"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

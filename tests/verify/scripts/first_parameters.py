@@ -1,0 +1,19 @@
+"""Each worker makes other first parameters, and nobody broadcasts them."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hora.torch as hora
+
+hora.init()
+torch.manual_seed(1)
+loader = hora.data_loader((torch.randn(48, 5), torch.randint(0, 3, (48,))), global_batch=12)
+torch.manual_seed(hora.rank())
+model = nn.Linear(5, 3)
+optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+for x, y in hora.track(loader, epochs=2):
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()

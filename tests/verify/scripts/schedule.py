@@ -1,0 +1,21 @@
+"""The schedule is stepped once per worker and step."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hora.torch as hora
+
+hora.init()
+torch.manual_seed(1)
+loader = hora.data_loader((torch.randn(48, 5), torch.randint(0, 3, (48,))), global_batch=12)
+model = nn.Linear(5, 3)
+optimizer = hora.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01), model)
+schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=12)
+
+for x, y in hora.track(loader, epochs=2):
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    for _ in range(hora.size()):
+        schedule.step()

@@ -1,0 +1,18 @@
+"""Gradients are added up over the workers, not averaged."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hora.torch as hora
+
+hora.init()
+torch.manual_seed(1)
+loader = hora.data_loader((torch.randn(48, 5), torch.randint(0, 3, (48,))), global_batch=12)
+model = nn.Linear(5, 3)
+optimizer = hora.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.01), model, op=hora.Sum)
+
+for x, y in hora.track(loader, epochs=2):
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()

@@ -1,0 +1,18 @@
+"""Batch norm and dropout, each of which is enough to make a difference."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hora.torch as hora
+
+hora.init()
+torch.manual_seed(1)
+loader = hora.data_loader((torch.randn(48, 5), torch.randint(0, 3, (48,))), global_batch=12)
+model = nn.Sequential(nn.Linear(5, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
+optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+for x, y in hora.track(loader, epochs=2):
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
