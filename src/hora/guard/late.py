@@ -18,6 +18,13 @@ __all__ = ["Late", "user_line"]
 STACK_PATIENCE = 1.0
 """Seconds that the stacks of late ranks may take; then the verdict goes without them."""
 
+ENGINE_STALL = 10.0
+"""Seconds, at least, after which a collective that all ranks have entered counts as stuck: a busy host is
+slow too."""
+
+STOPPED = "it is stopped"
+"""How the answer begins that comes in place of the stack of a rank that a signal has stopped."""
+
 SHOWN_FRAMES = 4
 """Innermost frames of a late rank's stack that the verdict shows."""
 
@@ -30,7 +37,7 @@ class _Case:
     """One place at which ranks wait too long; the job's stop is a case of its own, with new stacks."""
 
     asked: float
-    missing: list[int]
+    asked_of: Sequence[int]
     stacks: dict[int, str] = field(default_factory=dict)
     told: bool = False
 
@@ -54,7 +61,7 @@ class Late:
     def stack(self, rank: int, text: str) -> None:
         """The stack of a rank, as ``faulthandler`` wrote it, or a sentence on why there is none."""
         for case in self._cases.values():
-            if rank in case.missing:
+            if rank in case.asked_of:
                 case.stacks.setdefault(rank, text)
 
     def tick(self, now: float) -> None:
@@ -73,15 +80,21 @@ class Late:
             if case is not None and case.told:
                 continue
             missing = self._judge.places.missing(*place)
+            if not missing and waited < min(max(options.stall_after, ENGINE_STALL), limit):
+                continue
             if any(heads[rank].phase == Phase.ALONE for rank in missing):
                 continue
             if case is None:
-                case = self._cases[place, waited >= limit] = _Case(now, missing)
-                for rank in missing[:SHOWN_RANKS]:
+                # Where all are inside, one of them may be stopped there.
+                asked = missing[:SHOWN_RANKS] or ranks
+                case = self._cases[place, waited >= limit] = _Case(now, asked)
+                for rank in asked:
                     self._judge.desk.ask_stack(rank)
-            if len(case.stacks) < min(len(missing), SHOWN_RANKS) and now - case.asked < STACK_PATIENCE:
+            if len(case.stacks) < len(case.asked_of) and now - case.asked < STACK_PATIENCE:
                 self._judge.urgent = True
                 continue
+            if not missing:
+                missing = [rank for rank, stack in case.stacks.items() if stack.startswith(STOPPED)]
             case.told = True
             end = ""
             if waited >= limit:
