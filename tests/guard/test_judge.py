@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.guard.stage import Stage
 
-from hora.guard.board import RING
+from hora.guard.board import RING, Phase
 from hora.guard.verdict import Verdict
 
 SIZES = (2, 3, 64)
@@ -142,6 +142,19 @@ def test_a_verdict_waits_a_moment_for_those_who_tell_which_rank_is_odd() -> None
     assert stage.desk.verdicts == []
     stage.look(now=now + 0.5)  # rank 4 does not come
     assert list(stage.verdict.ranks) == [3]
+
+
+def test_a_rank_that_raised_has_not_just_left() -> None:
+    stage = Stage(2)
+    stage.call(0)
+    stage.call(1)
+    stage.look()
+    stage.slots[1].phase(Phase.ABSENT, 0, 1, time.monotonic())  # the board is quicker than what it said
+    stage.call(0)
+    stage.look(times=1)
+    stage.judge.failed(1, error="ValueError", message="no", traceback="", where="train.py:12")
+    stage.look()
+    assert stage.verdict.kind == "rank-failed"
 
 
 def test_ranks_that_end_after_their_last_call_leave_nobody_behind() -> None:
@@ -309,9 +322,24 @@ def test_a_collective_that_all_have_entered_and_none_leaves() -> None:
     for _, rank in itertools.product(range(2), range(2)):
         stage.call(rank, since=now)
     stage.look(now=now + 31)
+    stage.look(now=now + 33)  # the stacks did not come
     [(verdict, _)] = stage.desk.verdicts
     assert verdict.kind == "late-rank"
     assert "all its ranks have entered" in verdict.text
+
+
+def test_one_that_is_stopped_inside_a_collective_is_named() -> None:
+    stage = Stage(2, stall_after=30.0)
+    now = time.monotonic()
+    for rank in range(2):
+        stage.call(rank, since=now)
+    stage.look(now=now + 31)
+    stage.judge.stack(0, "it waits")
+    stage.judge.stack(1, "it is stopped (SIGSTOP), so its stack cannot be taken")
+    stage.look(now=now + 31.1)
+    [(verdict, _)] = stage.desk.verdicts
+    assert (verdict.kind, list(verdict.ranks)) == ("late-rank", [1])
+    assert "it is stopped (SIGSTOP)" in verdict.text
 
 
 def test_a_failed_rank_is_told_with_its_traceback_and_step_once() -> None:

@@ -58,6 +58,9 @@ SHOWN = 4
 PATIENCE = 0.4
 """Seconds after a first difference for ranks that are still to come: they tell who is odd."""
 
+LEFT = 3
+"""Looks after which a rank has left the job for good. If an exception is why, it is heard by the second."""
+
 UNKNOWN = Call({}, "an unknown collective")
 
 
@@ -72,6 +75,7 @@ class Calls:
         self._known: list[dict[int, Call]] = [{} for _ in range(judge.size)]
         self._checks: dict[tuple[int, int], set[int]] = {}  # ranks that wait for a place to be cleared
         self._doubts: dict[tuple[int, int], float] = {}  # since when a place is known to differ
+        self._left: dict[int, int] = {}  # looks for which a rank has been out of the job
         self._now = 0.0
         self._compared: dict[int, int] = {}
         self._circle: tuple[Any, ...] | None = None
@@ -170,8 +174,10 @@ class Calls:
         """Ranks that wait for one that has ended well and will never come."""
         # The heads were read before the last calls, so a rank is not taken for gone before its last call.
         heads = self._places.heads
-        left_job = {rank for rank, head in enumerate(heads) if head.phase == Phase.ABSENT and head.calls}
-        gone = self._judge.gone | left_job
+        away = [rank for rank, head in enumerate(heads) if head.phase == Phase.ABSENT and head.calls]
+        self._left = {rank: self._left.get(rank, 0) + 1 for rank in away}
+        gone = self._judge.gone | {rank for rank, looks in self._left.items() if looks >= LEFT}
+        self._judge.urgent |= not gone.issuperset(away)
         if not gone:
             return
         for place in set(self.waiting().values()):
