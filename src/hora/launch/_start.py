@@ -15,7 +15,7 @@ from hora.launch._guard import Ends
 from hora.launch.job import HOST, FunctionTarget, Job, ModuleTarget, rank_environment
 from hora.launch.output import Console
 
-__all__ = ["Starter", "show_status"]
+__all__ = ["Starter", "allow_descriptors", "show_status"]
 
 PIPE_BYTES = 1 << 18
 """Wanted capacity of an output pipe: fewer switches between rank and launcher than with Linux's 64 KiB."""
@@ -36,7 +36,7 @@ class Starter:
     """
 
     def __init__(self, job: Job, run: RunDirectory, job_id: str) -> None:
-        _allow_descriptors(job.workers * DESCRIPTORS_PER_RANK + SPARE_DESCRIPTORS)
+        allow_descriptors(job.workers * DESCRIPTORS_PER_RANK + SPARE_DESCRIPTORS)
         self._job = job
         self._run = run
         # Bound and listening before any rank starts, and inherited by rank 0: nobody can take the port.
@@ -152,7 +152,8 @@ def _free_port() -> int:
         return port
 
 
-def _allow_descriptors(wanted: int) -> None:
+def allow_descriptors(wanted: int) -> None:
+    """Raise the limit of open descriptors to as many as are wanted, or as the system allows."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
