@@ -94,7 +94,7 @@ class Reporter:
                 try:
                     data = data[self._socket.send(data) :]
                 except BlockingIOError:
-                    if not select.select([], [self._socket], [], max(0.0, deadline - time.monotonic()))[1]:
+                    if not _ready(self._socket, select.POLLOUT, deadline - time.monotonic()):
                         self._connected = False  # half a record may have left: nothing after it could be read
                 except OSError:
                     self._connected = False
@@ -247,7 +247,7 @@ class Reporter:
     def _listen(self) -> None:
         rest = b""
         while True:
-            select.select([self._socket], [], [])
+            _ready(self._socket, select.POLLIN)
             try:
                 data = self._socket.recv(1 << 16)
             except BlockingIOError:
@@ -276,6 +276,13 @@ class Reporter:
                 call()
         elif record["kind"] in self.handlers:
             self.handlers[record["kind"]](record)
+
+
+def _ready(link: socket.socket, event: int, seconds: float | None = None) -> bool:
+    """Wait until the socket is ready; ``select`` would not take descriptors above 1023."""
+    poll = select.poll()
+    poll.register(link, event)
+    return bool(poll.poll(None if seconds is None else max(0.0, seconds) * 1000))
 
 
 def _disown(reference: weakref.ref[Reporter]) -> None:

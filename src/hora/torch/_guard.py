@@ -268,7 +268,7 @@ def _describe(
         "name": label,
         "dtype": dtypes,
         "shape": [list(size) for size in sizes],
-        "process set": list(process_set.members),
+        "process set": list(process_set.members) if process_set.process_set_id else "all ranks",
         **{key: list(value) if isinstance(value, tuple) else value for key, value in details.items()},
     }
     words = [name]
