@@ -1,5 +1,5 @@
 # ranks: 3
-# verdict: different-init
+# verdict: different-init | diverged
 """The weights are broadcast, and then initialised once more."""
 
 import torch

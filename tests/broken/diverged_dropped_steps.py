@@ -22,5 +22,6 @@ for batch, y in hora.track(loader, epochs=4):
     loss = nn.functional.mse_loss(model(batch), y)
     loss.backward()
     if loss.item() > 30:
-        optimizer.zero_grad(set_to_none=False)
+        for parameter in model.parameters():
+            parameter.grad.zero_()
     optimizer.step()

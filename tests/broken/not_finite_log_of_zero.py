@@ -19,6 +19,6 @@ optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0
 hora.broadcast_parameters(model)
 for (batch,) in hora.track(loader, epochs=2):
     optimizer.zero_grad()
-    loss = -torch.log(torch.relu(model(batch))).mean()
+    loss = -torch.log(model(batch).clamp(min=0)).mean()
     loss.backward()
     optimizer.step()
