@@ -111,7 +111,7 @@ def start(request: Request) -> Running:
 
 
 def _start_allreduce(request: Request, context: Context) -> Started:
-    size, group = len(request.process_set.members), request.process_set.group
+    size, group = len(request.process_set.members), request.group
     wires = [_wire(tensor, request, index) for index, tensor in enumerate(request.tensors)]
     works: list[dist.Work] = []
     flats: list[tuple[torch.Tensor, list[int]]] = []
@@ -140,7 +140,7 @@ def _start_allreduce(request: Request, context: Context) -> Started:
 
 
 def _start_allgather(request: Request, context: Context) -> Started:
-    size, group = len(request.process_set.members), request.process_set.group
+    size, group = len(request.process_set.members), request.group
     locals_ = [tensor.detach().reshape(1) if tensor.dim() == 0 else tensor for tensor in request.tensors]
     if size == 1:
         return [], lambda: _results(request, [_copy(tensor) for tensor in locals_])
@@ -196,7 +196,7 @@ def _start_broadcast(request: Request, context: Context) -> Started:
     joined = join_bytes(outputs)
     works: list[dist.Work] = []
     if len(request.process_set.members) > 1 and joined.numel() > 0:
-        group = request.process_set.group
+        group = request.group
         works = [dist.broadcast(joined, request.root, group=group, async_op=True)]
 
     def rest() -> Any:
@@ -213,7 +213,7 @@ def _start_broadcast(request: Request, context: Context) -> Started:
 
 def _start_alltoall(request: Request, context: Context) -> Started:
     (tensor,) = request.tensors
-    members, group = request.process_set.members, request.process_set.group
+    members, group = request.process_set.members, request.group
     size, me = len(members), members.index(context.world.rank)
     mine = _splits(request, size)
     if request.rows is not None:
@@ -253,7 +253,7 @@ def _start_alltoall(request: Request, context: Context) -> Started:
 
 def _start_reducescatter(request: Request, context: Context) -> Started:
     """Each member gets all others' rows of its share, and reduces them itself in the order of members."""
-    members, group = request.process_set.members, request.process_set.group
+    members, group = request.process_set.members, request.group
     size, me = len(members), members.index(context.world.rank)
     sources = [tensor.detach().contiguous() for tensor in request.tensors]
     shares = [share_of_rows(tensor.shape[0], size) for tensor in sources]
@@ -288,7 +288,7 @@ def _start_reducescatter(request: Request, context: Context) -> Started:
 
 def _start_barrier(request: Request, context: Context) -> Started:
     token = torch.zeros(1, dtype=torch.int32, device=context.control)
-    work = dist.all_reduce(token, group=request.process_set.group, async_op=True)
+    work = dist.all_reduce(token, group=request.group, async_op=True)
 
     def rest() -> None:
         token.item()  # on a GPU the wait above only enqueues

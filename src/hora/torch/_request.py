@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 if TYPE_CHECKING:
+    import torch.distributed as dist
+
     from hora.torch._process_sets import ProcessSet
 
 __all__ = ["Dispatcher", "Kind", "ReduceOp", "Request", "Work", "dispatcher", "use"]
@@ -61,6 +63,9 @@ class Request:
             otherwise it is reduced in float32 and rounded once.
         rows: first dimensions on all members, where they are known already: ``rows[tensor][member]`` for
             ALLGATHER, ``rows[member]`` (its splits) for ALLTOALL. None lets the ranks tell each other.
+        own_group: a group of the same members that carries it instead of the process set's, for a
+            dispatcher that runs requests on another thread than the script's: on one group they would
+            interleave with what the script itself starts on it.
     """
 
     kind: Kind
@@ -76,6 +81,12 @@ class Request:
     grouped: bool = False
     narrow: bool = False
     rows: list[list[int]] | None = None
+    own_group: dist.ProcessGroup | None = None
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """What carries it."""
+        return self.process_set.group if self.own_group is None else self.own_group
 
 
 class Work(Protocol):
