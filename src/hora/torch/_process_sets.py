@@ -38,10 +38,12 @@ class ProcessSet:
     Attributes:
         process_set_id: 0 for the set of all ranks, 1 and up for others; None while it cannot be used.
         ranks: the ranks of the job that belong to it, ascending.
+        mpi_comm: always None; Horovod's name for the communicator that a set may be made of there.
     """
 
     process_set_id: int | None = None
     ranks: list[int] | None
+    mpi_comm: None = None
 
     def __init__(self, ranks: Iterable[int]) -> None:
         if not isinstance(ranks, Iterable):
