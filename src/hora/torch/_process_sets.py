@@ -7,6 +7,7 @@ members call collectives with ``process_set=``.
 from __future__ import annotations
 
 import datetime
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -46,12 +47,13 @@ class ProcessSet:
     mpi_comm: None = None
 
     def __init__(self, ranks: Iterable[int]) -> None:
-        if not isinstance(ranks, Iterable):
+        try:
+            self.ranks = sorted(operator.index(rank) for rank in ranks)
+        except TypeError:
             raise CollectiveError(
-                f"ProcessSet takes a sequence of ranks, not {type(ranks).__name__}.",
+                f"ProcessSet takes a sequence of ranks, not {type(ranks).__name__} {ranks!r}.",
                 fix="Write ProcessSet([0, 1]); MPI communicators are not supported.",
-            )
-        self.ranks = sorted(int(rank) for rank in ranks)
+            ) from None
         self._group: dist.ProcessGroup | None = None
 
     def size(self) -> int | None:
