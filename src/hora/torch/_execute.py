@@ -21,7 +21,8 @@ from hora.torch._adasum import adasum
 from hora.torch._context import Context, required
 from hora.torch._dtypes import reduced_in, scaled_by
 from hora.torch._request import Kind, ReduceOp, Request
-from hora.torch._wire import agree_on_rows, as_bytes, gather_flat, join_bytes, row_bytes, start_gather
+from hora.torch._running import Rest, Running
+from hora.torch._wire import agree_on_rows, as_bytes, join_bytes, row_bytes, start_gather, wait_for
 
 __all__ = ["Running", "execute", "native", "share_of_rows", "start"]
 
@@ -41,7 +42,6 @@ _FOLD: dict[ReduceOp, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     ReduceOp.Product: torch.mul,
 }
 
-Rest = Callable[[], Any]
 Started = tuple[list[dist.Work], Rest]
 
 
@@ -59,55 +59,31 @@ def execute(request: Request) -> Any:
     return start(request).wait()
 
 
-class Running:
-    """Work of the engine, and what is left to do afterwards."""
-
-    def __init__(self, request: Request, works: list[dist.Work], rest: Rest, context: Context) -> None:
-        self._request = request
-        self._works = works
-        self._rest: Rest | None = rest
-        self._context = context
-        self._result: Any = None
-        self._began = time.time()
-        context.pending.update(works)
-
-    def done(self) -> bool:
-        return all(work.is_completed() for work in self._works)
-
-    def wait(self) -> Any:
-        if self._rest is not None:
-            for work in self._works:
-                work.wait()
-                self._context.pending.discard(work)
-            self._works = []  # they would keep the engine alive after shutdown()
-            with torch.no_grad():
-                self._result = self._rest()
-            self._rest = None
-            _record(self._request, self._context, self._began)
-        return self._result
-
-
 class _Native:
     """Starts each request when it is submitted, in the order of the calls."""
 
     as_horovod = False
 
     def submit(self, request: Request) -> Running:
-        return start(request)
+        kind = request.kind.value
+        return start(request, number=required(kind).presence.call(kind, request.process_set))
 
 
 native = _Native()
 
 
-def start(request: Request) -> Running:
-    """Start the engine's work for the request."""
+def start(request: Request, *, number: int | None = None) -> Running:
+    """Start the engine's work for the request.
+
+    Args:
+        request: what to do.
+        number: of the operation in its process set, where ``join()`` counts them.
+    """
     context = required(request.kind.value)
     began = time.time()
     with torch.no_grad():
         works, rest = _START[request.kind](request, context)
-    running = Running(request, works, rest, context)
-    running._began = began
-    return running
+    return Running(request, works, rest, context, number=number, began=began)
 
 
 def _start_allreduce(request: Request, context: Context) -> Started:
@@ -116,6 +92,9 @@ def _start_allreduce(request: Request, context: Context) -> Started:
     works: list[dist.Work] = []
     flats: list[tuple[torch.Tensor, list[int]]] = []
     if request.op is ReduceOp.Adasum:
+        if size > 1:
+            token = torch.zeros(1, dtype=torch.int32, device=wires[0].device)
+            wait_for(dist.all_reduce(token, group=group, async_op=True), token, group)  # is everybody there?
         for places in _by_dtype(wires):
             for place, result in zip(places, adasum([wires[place] for place in places], group), strict=True):
                 wires[place] = result
@@ -223,7 +202,7 @@ def _start_alltoall(request: Request, context: Context) -> Started:
     else:
         told = torch.tensor(mine, dtype=torch.int64, device=context.control)
         everyone = told.new_empty(size * size)
-        gather_flat(everyone, told, group)
+        wait_for(start_gather(everyone, told, group), told, group)
         table = everyone.view(size, size).tolist()
     received = [row[me] for row in table]
     width = row_bytes(tensor)
@@ -367,11 +346,3 @@ def _by_dtype(wires: Sequence[torch.Tensor]) -> list[list[int]]:
     for place, wire in enumerate(wires):
         places.setdefault((wire.dtype, wire.device), []).append(place)
     return list(places.values())
-
-
-def _record(request: Request, context: Context, began: float) -> None:
-    timeline = context.timeline
-    if timeline.enabled:
-        size = sum(tensor.numel() * tensor.element_size() for tensor in request.tensors)
-        details: dict[str, Any] = {"bytes": size} | ({"name": request.name} if request.name else {})
-        timeline.add(request.kind.value, began, time.time(), lane="collectives", details=details)

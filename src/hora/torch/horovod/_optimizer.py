@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from hora.torch._changes import Changes
 from hora.torch._compression import Compression, Compressor
 from hora.torch._process_sets import ProcessSet, global_process_set
 from hora.torch._request import ReduceOp
@@ -266,21 +267,22 @@ class _DistributedAdasumOptimizer(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters by the combined changes of all ranks."""
         shared = self._hora
-        before = {parameter: parameter.detach().clone() for parameter in shared.names}
+        changes = Changes(list(shared.names))
         result = shared.base_step(self, closure)
-        handles = []
-        with torch.no_grad():
-            for parameter, start in before.items():
-                packed, context = shared.compression.compress(parameter - start)
+
+        def combine(own: list[torch.Tensor]) -> list[torch.Tensor]:
+            started = []
+            for name, change in zip(shared.names.values(), own, strict=True):
+                packed, context = shared.compression.compress(change)
                 handle = allreduce_async_(
-                    packed,
-                    name=f"delta.{shared.names[parameter]}",
-                    op=shared.op,
-                    process_set=shared.process_set,
+                    packed, name=f"delta.{name}", op=shared.op, process_set=shared.process_set
                 )
-                handles.append((parameter, start, handle, context))
-            for parameter, start, handle, context in handles:
-                parameter.copy_(start + shared.compression.decompress(synchronize(handle), context))
+                started.append((handle, context))
+            return [
+                shared.compression.decompress(synchronize(handle), context) for handle, context in started
+            ]
+
+        changes.combine(combine)
         return result
 
 
