@@ -276,9 +276,11 @@ def test_work_declared_as_one_ranks_own_keeps_nobody_waiting_in_vain() -> None:
     stage.look(now=now + 1000)
     assert stage.desk.verdicts == []
     stage.slots[1].phase(Phase.RUNNING, 0, 0, now)
-    stage.look(now=now + 1000)
+    stage.look(now=now + 1000.9)  # from here on it is as late as any other
+    assert stage.desk.verdicts == []
+    stage.look(now=now + 1001.1)
     stage.judge.stack(1, _stack(1))
-    stage.look(now=now + 1000)
+    stage.look(now=now + 1001.1)
     assert stage.verdict.kind == "late-rank"
 
 

@@ -14,7 +14,7 @@ SOURCE = str(HERE.parents[1] / "src")
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("module", ["operations", "optimizers"])
+@pytest.mark.parametrize("module", ["operations", "optimizers", "breadth"])
 def test_acceptance(module: str, workers: int, tmp_path: Path) -> None:
     pytest_flags = [
         "-q",

@@ -164,3 +164,69 @@ def test_one_worker_needs_no_other() -> None:
 def test_batches_give_the_same_results(monkeypatch: pytest.MonkeyPatch, threshold: str) -> None:
     monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", threshold)
     assert run_ranks(3, _fuses) == [True] * 3
+
+
+def _uses_torch_distributed_meanwhile() -> tuple[int, int]:
+    hvd.init()
+    own, ours = 0, 0
+    expected = torch.full((64,), 1000.0 * hvd.size())
+    for number in range(60):
+        handles = [
+            hvd.allreduce_async(torch.full((64,), 1000.0), name=f"{number}.{place}", op=hvd.Sum)
+            for place in range(4)
+        ]
+        for _ in range(5):  # while the executor runs the others, on each rank at its own pace
+            mine = torch.full((64,), float(number))
+            torch.distributed.all_reduce(mine)
+            own += torch.equal(mine, torch.full((64,), float(number * hvd.size())))
+        ours += sum(torch.equal(hvd.synchronize(each), expected) for each in handles)
+    hvd.shutdown()
+    return own, ours
+
+
+def test_the_scripts_own_calls_of_torch_distributed_do_not_meet_ours() -> None:
+    assert run_ranks(2, _uses_torch_distributed_meanwhile) == [(300, 240)] * 2
+
+
+def _one_name_for_every_kind() -> list[float]:
+    hvd.init()
+    one = torch.ones(2)
+    start = {
+        "allreduce": lambda: hvd.allreduce_async(one, name="x", op=hvd.Sum),
+        "grouped": lambda: hvd.grouped_allreduce_async([one, one], name="x", op=hvd.Sum),
+        "broadcast": lambda: hvd.broadcast_async(one * hvd.rank(), 1, name="x"),
+        "allgather": lambda: hvd.allgather_async(one, name="x"),
+        "gathers": lambda: hvd.grouped_allgather_async([one], name="x"),
+        "alltoall": lambda: hvd.alltoall_async(one, name="x"),
+        "scatter": lambda: hvd.reducescatter_async(one, name="x", op=hvd.Sum),
+        "scatters": lambda: hvd.grouped_reducescatter_async([one], name="x", op=hvd.Sum),
+    }
+    order = list(start) if hvd.rank() == 0 else list(reversed(start))
+    handles = {kind: start[kind]() for kind in order}
+    found = {kind: hvd.synchronize(handles[kind]) for kind in start}
+    hvd.shutdown()
+    flat = [part for value in found.values() for part in (value if isinstance(value, list) else [value])]
+    return [part.sum().item() for part in flat]
+
+
+def test_one_name_may_be_in_flight_for_every_kind() -> None:
+    assert run_ranks(2, _one_name_for_every_kind) == [[4.0, 4.0, 4.0, 2.0, 4.0, 4.0, 2.0, 2.0, 2.0]] * 2
+
+
+def _sets_of_a_job_that_goes_on() -> list[float]:
+    import hora.torch as hora
+
+    before = hora.add_process_set([0])
+    results = []
+    for members in ([0, 1], [1, 2]):
+        hvd.init(process_sets="dynamic")
+        added = hvd.add_process_set(members)
+        for each in (before, added):
+            if each.included():
+                results.append(hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=each).item())
+        hvd.shutdown()
+    return results
+
+
+def test_process_sets_of_the_job_outlive_the_negotiation() -> None:
+    assert run_ranks(3, _sets_of_a_job_that_goes_on) == [[1.0, 2.0, 1.0], [2.0, 2.0], [2.0]]

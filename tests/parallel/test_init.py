@@ -74,6 +74,7 @@ def needing_init() -> dict[str, Callable[[], Any]]:
         "device": hora.device,
         "context": hora.context,
         "barrier": hora.barrier,
+        "join": hora.join,
         "is_homogeneous": hora.is_homogeneous,
         **{name: functools.partial(getattr(hora, name), tensor) for name in ONE_TENSOR},
         **{name: functools.partial(getattr(hora, name), [tensor]) for name in A_GROUP},

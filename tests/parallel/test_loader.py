@@ -20,6 +20,7 @@ from hora.core.settings import Settings
 from hora.core.world import World
 from hora.torch import _context
 from hora.torch._loader import share
+from hora.torch._presence import Presence
 
 
 class Numbers(Dataset[Any]):
@@ -88,6 +89,7 @@ class _Playing:
             run=None,
             where="",
             peers=(world.rank,),
+            presence=Presence(torch.distributed.HashStore(), "", rank=world.rank, size=world.size, timeout=1),
         )
 
     def __enter__(self) -> None:

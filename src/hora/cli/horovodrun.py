@@ -10,57 +10,25 @@ from pathlib import Path
 from typing import Any
 
 import hora
-from hora.core.errors import HoraError, LaunchError, MissingExtraError
+from hora.cli._horovod_flags import NO_EFFECT, REFUSED, VARIABLE_OF, parser
+from hora.core.errors import HoraError, LaunchError
 
 __all__ = ["main"]
-
-VARIABLE_OF = {
-    "timeline_filename": "HOROVOD_TIMELINE",
-    "stall_check_warning_time_seconds": "HOROVOD_STALL_CHECK_TIME_SECONDS",
-    "stall_check_shutdown_time_seconds": "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
-    "gloo_timeout_seconds": "HOROVOD_GLOO_TIMEOUT_SECONDS",
-    "start_timeout": "HORA_TIMEOUT",
-    "network_interface": "HOROVOD_GLOO_IFACE",
-    "network_interfaces": "HOROVOD_GLOO_IFACE",
-}
-"""Flags that are one variable with a value."""
-
-NO_EFFECT = {
-    "mpi": "Hora does not use MPI; the ranks talk by Gloo, or NCCL on GPUs",
-    "jsrun": "Hora starts the workers itself",
-    "cycle_time_ms": "Hora has no cycle: operations start when the last rank asks for them",
-    "cache_capacity": "negotiation has no response cache to size",
-    "disable_cache": "there is no cache of host checks to disable",
-    "hierarchical_allreduce": "the engine chooses its own algorithm",
-    "hierarchical_allgather": "the engine chooses its own algorithm",
-    "torus_allreduce": "the engine chooses its own algorithm",
-    "autotune": "there is nothing to tune: batches of operations grow with the load by themselves",
-    "log_level": "Hora logs nothing but errors and stalls",
-    "mpi_args": "Hora does not use MPI",
-    "tcp": "Hora does not use MPI",
-    "binding_args": "use taskset for the whole job",
-    "thread_affinity": "use taskset for the whole job",
-    "num_nccl_streams": "NCCL runs on torch.distributed's own stream",
-    "mpi_threads_disable": "Hora does not use MPI",
-    "ssh_port": "Hora starts workers on this host",
-    "ssh_identity_file": "Hora starts workers on this host",
-}
-"""Flags that are accepted, each with one line saying why it changes nothing."""
-
-REFUSED = {
-    "host_discovery_script": "elastic jobs come with the elastic engine",
-    "min_num_proc": "elastic jobs come with the elastic engine",
-    "max_num_proc": "elastic jobs come with the elastic engine",
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command on N workers; the exit code is that of the first failing rank."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        arguments = _parser().parse_args(words)
+        known = parser()
+        arguments = known.parse_args(words)
         if arguments.config_file:
-            _apply_config(arguments, arguments.config_file)
+            from hora.cli._horovod_config import read
+
+            theirs, lines = read(arguments.config_file, known)
+            for line in lines:
+                print(f"horovodrun: {line}", file=sys.stderr)
+            arguments = known.parse_args([*theirs, *words])  # what comes later counts
         if arguments.check_build:
             print(_build())
             return 0
@@ -70,60 +38,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="horovodrun",
-        description="Run a Horovod script on N workers, with Hora in Horovod's place.",
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add("-v", "--version", action="version", version=f"hora {hora.__version__}, as Horovod 0.28.1")
-    add("-np", "--num-proc", dest="np", type=int, help="number of workers")
-    add("-cb", "--check-build", action="store_true", help="show what this installation can do")
-    add("-H", "--hosts", help="hosts and their slots, as host:2; this host only")
-    add("-hostfile", "--hostfile", help="file with lines `host slots=2`; this host only")
-    add("--gloo", action="store_true", help="the default, and the only one on CPUs")
-    add("--timeline-filename", metavar="FILE", help="rank 0 writes a Chrome trace of the operations")
-    add("--timeline-mark-cycles", action="store_true", help="mark each release of operations in it")
-    add("--no-timeline-mark-cycles", dest="timeline_mark_cycles", action="store_false")
-    add("--fusion-threshold-mb", type=float, metavar="MB", help="join ready operations up to this size")
-    add("--start-timeout", type=float, metavar="S", help="how long the start may take")
-    add("--network-interface", "--network-interfaces", metavar="NAME", help="the network to use")
-    add("--output-filename", type=Path, metavar="DIR", help="folder for rank.N/stdout and rank.N/stderr")
-    add("--no-stall-check", action="store_true", help="no report of operations that only some ranks ask for")
-    add("--stall-check", dest="no_stall_check", action="store_false")
-    add("--stall-check-warning-time-seconds", type=float, metavar="S", help="seconds until that report")
-    add("--stall-check-shutdown-time-seconds", type=float, metavar="S", help="seconds until they fail")
-    add("--gloo-timeout-seconds", type=float, metavar="S", help="how long a collective waits")
-    add("--verbose", action="store_true", help="tell which variables the workers get")
-    add("--config-file", type=Path, metavar="FILE", help="YAML file with these flags")
-    for flags, words in (
-        (("--mpi", "--jsrun", "--tcp", "--disable-cache", "--mpi-threads-disable"), {"action": "store_true"}),
-        (
-            ("--no-mpi-threads-disable", "--log-with-timestamp", "--log-without-timestamp"),
-            {"action": "store_true"},
-        ),
-        (("--prefix-output-with-timestamp",), {"action": "store_true"}),
-        (
-            ("--cycle-time-ms", "--cache-capacity", "--log-level", "--mpi-args", "--binding-args"),
-            {"metavar": "X"},
-        ),
-        (("--thread-affinity", "--num-nccl-streams", "--autotune-log-file"), {"metavar": "X"}),
-        (("--host-discovery-script",), {"metavar": "X"}),
-    ):
-        for flag in flags:
-            add(flag, help=argparse.SUPPRESS, **words)  # type: ignore[arg-type]
-    add("-p", "--ssh-port", help=argparse.SUPPRESS)
-    add("-i", "--ssh-identity-file", help=argparse.SUPPRESS)
-    for short, name in (("--min-np", "min"), ("--max-np", "max")):
-        add(short, f"--{name}-num-proc", dest=f"{name}_num_proc", help=argparse.SUPPRESS)
-    for name in ("autotune", "hierarchical-allreduce", "hierarchical-allgather", "torus-allreduce"):
-        add(f"--{name}", action="store_true", help=argparse.SUPPRESS)
-        add(f"--no-{name}", dest=name.replace("-", "_"), action="store_false", help=argparse.SUPPRESS)
-    add("command", nargs=argparse.REMAINDER, metavar="command", help="what every worker runs")
-    return parser
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -215,52 +129,6 @@ def _slots(arguments: argparse.Namespace) -> int | None:
             fix=f"Write -H localhost:{arguments.np}.",
         )
     return slots
-
-
-def _apply_config(arguments: argparse.Namespace, path: Path) -> None:
-    """Flags of a YAML file count unless the command line gave them."""
-    try:
-        import yaml
-    except ImportError:
-        raise MissingExtraError(
-            "--config-file needs the package PyYAML, which is not installed.",
-            fix="Run pip install pyyaml, or give the flags on the command line.",
-        ) from None
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise LaunchError(
-            f"The file {path} cannot be read: {error}.", fix="Check its path and form."
-        ) from error
-    known: dict[tuple[str, str], str] = {
-        ("params", "fusion_threshold_mb"): "fusion_threshold_mb",
-        ("params", "cycle_time_ms"): "cycle_time_ms",
-        ("params", "cache_capacity"): "cache_capacity",
-        ("params", "hierarchical_allreduce"): "hierarchical_allreduce",
-        ("params", "hierarchical_allgather"): "hierarchical_allgather",
-        ("params", "torus_allreduce"): "torus_allreduce",
-        ("autotune", "enabled"): "autotune",
-        ("timeline", "filename"): "timeline_filename",
-        ("timeline", "mark_cycles"): "timeline_mark_cycles",
-        ("stall_check", "warning_time_seconds"): "stall_check_warning_time_seconds",
-        ("stall_check", "shutdown_time_seconds"): "stall_check_shutdown_time_seconds",
-        ("library_options", "gloo_timeout_seconds"): "gloo_timeout_seconds",
-        ("library_options", "thread_affinity"): "thread_affinity",
-        ("logging", "level"): "log_level",
-    }
-    for section, values in (content or {}).items():
-        for key, value in (values if isinstance(values, dict) else {"": values}).items():
-            _apply(arguments, known.get((section, key), section if key == "" else ""), value, section, key)
-
-
-def _apply(arguments: argparse.Namespace, name: str, value: Any, section: str, key: str) -> None:
-    if (section, key) == ("stall_check", "enabled"):
-        name, value = "no_stall_check", not value
-    if not name or not hasattr(arguments, name):
-        where = f"{section}.{key}" if key else section
-        print(f"horovodrun: {where} of the file has no effect: Hora has no such setting", file=sys.stderr)
-    elif getattr(arguments, name) in (None, False):
-        setattr(arguments, name, value)
 
 
 def _copy_output(run: Any, folder: Path, workers: int) -> None:

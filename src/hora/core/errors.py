@@ -61,8 +61,9 @@ class HoraError(Exception):
     slug: ClassVar[str] = "hora"
 
     def __init_subclass__(cls) -> None:
-        words = re.findall(r"[A-Z][a-z]*", cls.__name__.removesuffix("Error"))
-        cls.slug = "-".join(words).lower()
+        if "slug" not in vars(cls):  # else the class shares another's page
+            words = re.findall(r"[A-Z][a-z]*", cls.__name__.removesuffix("Error"))
+            cls.slug = "-".join(words).lower()
 
     def __init__(self, what: str, *, fix: str) -> None:
         super().__init__(what, fix)

@@ -36,6 +36,7 @@ class Phase:
     WAITING = 2  # inside a collective, for others
     CHECKING = 3  # before a collective, for the supervisor's word
     ALONE = 4  # inside hora.only(...)
+    JOINED = 5  # inside hora.join(): it has no more data, and answers the others
 
 
 class Head(NamedTuple):

@@ -123,7 +123,7 @@ class Calls:
             call = self.call(rank, entry)
             if call is not UNKNOWN:
                 calls[rank] = call
-            else:
+            elif self._places.heads[rank].phase != Phase.JOINED:  # else the adapter says what it answers
                 ahead = self._places.last(rank, set_id) - number
                 # A call may be on the board while its description is still on the way.
                 absent += ahead < 0 or (ahead == 0 and rank not in self._judge.unheard)

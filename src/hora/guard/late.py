@@ -51,6 +51,7 @@ class Late:
         self._judge = judge
         self._cases: dict[tuple[tuple[int, int], bool], _Case] = {}
         self._reasons: dict[int, str] = {}
+        self._excused: dict[int, float] = {}  # when a rank was last seen to be away by declaration
 
     def receive(self, rank: int, record: Mapping[str, Any]) -> None:
         self._reasons[rank] = str(record["reason"])
@@ -67,22 +68,23 @@ class Late:
     def tick(self, now: float) -> None:
         heads, options = self._judge.places.heads, self._judge.options
         places: dict[tuple[int, int], list[int]] = {}
+        for rank, head in enumerate(heads):
+            if head.phase in (Phase.ALONE, Phase.JOINED):
+                self._excused[rank] = now
         for rank, place in self._judge.calls.waiting().items():
             places.setdefault(place, []).append(rank)
         for key in [key for key in self._cases if key[0] not in places]:
             del self._cases[key]
         for place, ranks in places.items():
-            waited = now - min(heads[rank].since for rank in ranks)
+            missing = self._judge.places.missing(*place)
+            began = min(heads[rank].since for rank in ranks)
+            waited = now - max([began, *(self._excused.get(rank, 0.0) for rank in missing)])
             limit = min(options.stall_abort or options.timeout, options.timeout)
-            if waited < min(options.stall_after, limit):
+            patience = options.stall_after if missing else max(options.stall_after, ENGINE_STALL)
+            if waited < min(patience, limit):
                 continue
             case = self._cases.get((place, waited >= limit))
             if case is not None and case.told:
-                continue
-            missing = self._judge.places.missing(*place)
-            if not missing and waited < min(max(options.stall_after, ENGINE_STALL), limit):
-                continue
-            if any(heads[rank].phase == Phase.ALONE for rank in missing):
                 continue
             if case is None:
                 # Where all are inside, one of them may be stopped there.

@@ -72,6 +72,7 @@ class Reporter:
         self._signatures: dict[str, int] = {}
         self._numbers: dict[int, list[int]] = {}
         self._alone = 0
+        self._base: int = Phase.RUNNING  # what the rank does when it does not wait
         self._place = (0, 0)
         reference = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _disown(reference))
@@ -155,20 +156,32 @@ class Reporter:
         finally:
             now = time.monotonic()
             self.waited += now - began
-            self.slot.phase(Phase.RUNNING, *place, now)
+            self.slot.phase(self._base, *place, now)
 
     @contextlib.contextmanager
     def alone(self, reason: str) -> Iterator[None]:
         """This rank does something that the others do not, and may keep them waiting."""
         self.send({"kind": "only", "reason": reason})
         self._alone += 1
-        self.slot.phase(Phase.ALONE, *self._place, time.monotonic())
+        try:
+            with self._doing(Phase.ALONE):
+                yield
+        finally:
+            self._alone -= 1
+
+    def joined(self) -> contextlib.AbstractContextManager[None]:
+        """This rank has no more data, and answers the others while the block runs."""
+        return self._doing(Phase.JOINED)
+
+    @contextlib.contextmanager
+    def _doing(self, phase: int) -> Iterator[None]:
+        before, self._base = self._base, phase
+        self.slot.phase(phase, *self._place, time.monotonic())
         try:
             yield
         finally:
-            self._alone -= 1
-            if not self._alone:
-                self.slot.phase(Phase.RUNNING, *self._place, time.monotonic())
+            self._base = before
+            self.slot.phase(before, *self._place, time.monotonic())
 
     def running(self) -> None:
         """This rank takes part: ``init()`` has returned."""
@@ -233,7 +246,7 @@ class Reporter:
             self._cleared.discard(place)
         now = time.monotonic()
         self.waited += now - began
-        self.slot.phase(Phase.RUNNING, set_id, number, now)
+        self.slot.phase(self._base, set_id, number, now)
         if self.verdict is not None:
             raise self._error()
 

@@ -64,7 +64,26 @@ UNUSED = {
     "ENABLE_XLA_OPS": "it is about TensorFlow",
     "START_TIMEOUT": "write HORA_TIMEOUT for how long the start may take",
     "ELASTIC": "elastic training comes with the elastic engine",
+    "SPARK": "Hora does not run on Spark",
+    "GLOO_RENDEZVOUS": "the ranks meet at HORA_STORE, which the launcher sets",
+    "SECRET_KEY": "the launcher makes a token for each job itself",
+} | dict.fromkeys(
+    (
+        *("WITH", "WITHOUT", "GPU", "NCCL", "BUILD", "CMAKE", "DEBUG", "CUDA", "ROCM", "NVTX"),
+        *("ALLOW_MIXED_GPU_IMPL", "SKIP_COMPILE", "LOCAL_VERSION"),
+    ),
+    "Hora has nothing to compile",
+)
+
+_RUN_UNUSED = dict.fromkeys(("slots", "reset_limit", "cooldown_range"), UNUSED["ELASTIC"]) | {
+    "ssh_port": "Hora starts workers on this host",
+    "ssh_identity_file": "Hora starts workers on this host",
+    "use_mpi": "Hora does not use MPI",
+    "mpi_args": "Hora does not use MPI",
+    "output_filename": "hora.run(function, run_dir=...) keeps the output of each rank",
+    "executable": "the workers are of this Python",
 }
+"""Arguments of ``horovod.run`` that change nothing."""
 
 
 def environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -101,8 +120,6 @@ def explain(environ: Mapping[str, str] | None = None) -> list[str]:
         reason = UNUSED.get(name) or next(
             (text for known, text in UNUSED.items() if name.startswith(known + "_")), None
         )
-        if name.startswith(("WITH", "GPU", "NCCL_", "BUILD", "CMAKE", "DEBUG")):
-            reason = "Hora has nothing to compile"
         lines.append(f"{key} has no effect: {reason or 'Hora has no such setting'}.")
     return lines
 
@@ -139,9 +156,31 @@ def run_function(  # noqa: PLR0917 - as Horovod
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     num_proc: int | None = None,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Sequence[int] | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    host_discovery_script: str | None = None,
+    start_timeout: float | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: bool | int | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    executable: str | None = None,
+    network_interfaces: str | None = None,
     np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+    *,
     env: Mapping[str, str] | None = None,
-    **others: Any,
 ) -> list[Any]:
     """``horovod.run``: call a function on new workers of this host; their results, by rank.
 
@@ -149,11 +188,32 @@ def run_function(  # noqa: PLR0917 - as Horovod
         func: what to call.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        num_proc: number of workers.
+        num_proc: number of workers; 1 if it is not given.
+        min_num_proc: refused, as are ``max_num_proc``, ``hostfile`` and ``host_discovery_script``: they
+            need other hosts or the elastic engine.
+        max_num_proc: see ``min_num_proc``.
+        slots: no effect, as ``reset_limit`` and ``cooldown_range``: they are about elastic jobs.
+        reset_limit: see ``slots``.
+        cooldown_range: see ``slots``.
+        hosts: this host only, as ``localhost:2``.
+        hostfile: see ``min_num_proc``.
+        host_discovery_script: see ``min_num_proc``.
+        start_timeout: seconds that the start may take.
+        ssh_port: no effect, as all others that say how Horovod starts its workers.
+        ssh_identity_file: see ``ssh_port``.
+        disable_cache: see ``ssh_port``.
+        output_filename: see ``ssh_port``; ``hora.run`` keeps the output in its run directory.
+        verbose: see ``ssh_port``.
+        use_gloo: see ``ssh_port``.
+        use_mpi: see ``ssh_port``.
+        mpi_args: see ``ssh_port``.
+        network_interface: of the engine.
+        executable: see ``ssh_port``: the workers are of this Python.
+        network_interfaces: the newer name of ``network_interface``.
         np: the older name of ``num_proc``.
+        min_np: the older name of ``min_num_proc``.
+        max_np: the older name of ``max_num_proc``.
         env: variables added to the workers' environment.
-        others: Horovod's further arguments. Those about other hosts and elastic jobs are refused, those
-            about how it starts its workers have no effect.
 
     Raises:
         LaunchError: an argument that needs another host or the elastic engine.
@@ -161,24 +221,34 @@ def run_function(  # noqa: PLR0917 - as Horovod
     """
     from hora.launch.function import run
 
-    for name in (
-        "hosts",
-        "hostfile",
-        "host_discovery_script",
-        "min_num_proc",
-        "max_num_proc",
-        "min_np",
-        "max_np",
+    for name, value in (
+        ("hosts", None if hosts is None or only_this_host(hosts) else hosts),
+        ("hostfile", hostfile),
+        ("host_discovery_script", host_discovery_script),
+        ("min_num_proc", min_num_proc or min_np),
+        ("max_num_proc", max_num_proc or max_np),
     ):
-        value = others.get(name)
-        if value is not None and not (name == "hosts" and only_this_host(str(value))):
+        if value is not None:
             raise LaunchError(
                 f"horovod.run({name}={value!r}) needs other hosts or the elastic engine; Hora starts "
                 "workers on this host.",
                 fix=f"Leave out {name}.",
             )
-    base = {**os.environ, **(env or {})}
-    return run(func, args, kwargs, workers=num_proc or np or 1, env={**(env or {}), **environment(base)})
+    for name, given in (
+        ("slots", slots), ("reset_limit", reset_limit), ("cooldown_range", cooldown_range),
+        ("ssh_port", ssh_port), ("ssh_identity_file", ssh_identity_file), ("use_mpi", use_mpi),
+        ("mpi_args", mpi_args), ("output_filename", output_filename), ("executable", executable),
+    ):  # fmt: skip
+        if given:
+            print(f"horovod.run: {name}={given!r} has no effect: {_RUN_UNUSED[name]}.", file=sys.stderr)
+    found = dict(env or {})
+    if start_timeout is not None:
+        found.setdefault("HORA_TIMEOUT", str(start_timeout))
+    interface = network_interfaces or network_interface
+    if interface is not None:
+        found.setdefault("HOROVOD_GLOO_IFACE", interface)
+    found |= environment({**os.environ, **found})
+    return run(func, args, kwargs, workers=num_proc or np or 1, env=found)
 
 
 def only_this_host(hosts: str) -> bool:

@@ -64,6 +64,9 @@ from hora.torch._handles import (
     poll,
     synchronize,
 )
+from hora.torch._join import (
+    join,
+)
 from hora.torch._loader import (
     Loader,
     data_loader,
@@ -185,6 +188,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "mean",

@@ -24,7 +24,9 @@ __all__ = ["adasum", "check_adasum", "combine"]
 
 def combine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Adasum of two vectors; dot products in float64. A vector of zeros counts for nothing."""
-    wide_a, wide_b = a.reshape(-1).double(), b.reshape(-1).double()
+    # Copies, since the order of additions may depend on where in memory a vector starts, and all ranks that
+    # combine this pair shall get the same bits.
+    wide_a, wide_b = (vector.reshape(-1).to(torch.float64, copy=True) for vector in (a, b))
     dot, norm_a, norm_b = (float(x) for x in (wide_a @ wide_b, wide_a @ wide_a, wide_b @ wide_b))
     factor_a = 1 - dot / (2 * norm_a) if norm_a > 0 else 1.0
     factor_b = 1 - dot / (2 * norm_b) if norm_b > 0 else 1.0

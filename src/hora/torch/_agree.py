@@ -12,7 +12,7 @@ from hora.torch._context import Context
 from hora.torch._guard import collective
 from hora.torch._objects import gather_objects
 from hora.torch._process_sets import ProcessSet, global_process_set
-from hora.torch._wire import gather_flat
+from hora.torch._wire import start_gather, wait_for
 
 __all__ = ["require_same"]
 
@@ -45,7 +45,8 @@ def require_same(
     mine = torch.frombuffer(bytearray(digest), dtype=torch.int64).to(context.control)
     everyone = mine.new_empty(len(ranks) * 2)
     with collective(context, function, process_set=process_set, items=tuple(items)):
-        gather_flat(everyone, mine, process_set.group)
+        context.presence.call(None, process_set)
+        wait_for(start_gather(everyone, mine, process_set.group), mine, process_set.group)
     if bool((everyone.view(-1, 2) == everyone[:2]).all()):
         return
     lists = gather_objects(list(items), context, process_set=process_set)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,9 @@ SMALL = 16384
 """Elements below which a gradient is copied, all of a bucket in one call. Making a view and assigning it
 costs more than copying that much; measured with the benchmark ``optimizer_vs_ddp.py``."""
 
+COUNTED = 128
+"""Ranks whose ``join()`` is counted in one element: bfloat16 adds up to 256 ones exactly."""
+
 ALIGNMENT = 64
 """Bytes at whose multiples large gradients start: a cache line, as torch's own tensors do."""
 
@@ -29,23 +32,31 @@ class Bucket:
     """Parameters of one dtype and device, and the flat buffer of their gradients.
 
     The buffer holds the gradients, then one presence flag per parameter (1 where this rank has a
-    gradient), then two marks that tell an even step from an odd one. All of it is summed over the ranks
-    in one message: a flag that stays 0 means that no rank has that gradient, and two marks above 0 mean
-    that the ranks are not at the same step.
+    gradient), then two marks that tell an even step from an odd one, then the count of the ranks that have
+    joined (one element for each 128 ranks). All of it is summed over the ranks in one message: a flag that
+    stays 0 means that no rank has that gradient, and two marks above 0 mean that the ranks are not at the
+    same step.
+
+    Args:
+        named: names and parameters.
+        size: number of ranks that sum.
 
     Small gradients are copied in and out. The ``grad`` of a large parameter is None while the message is on
     its way, so that nobody changes the buffer, and a view of the buffer afterwards.
 
     Attributes:
         waiting: parameters, by their number, whose gradient is not ready yet.
-        tail: the flags and the marks.
-        marks: after the message has come back, the sums of the two marks.
+        label: what the bucket is called among the operations of all ranks.
+        tail: the flags, the marks and the count.
+        marks: after the message has come back, the sums of the two marks, and how many ranks have joined.
         work: the message on its way.
         started: when it left (``time.time()``).
         place: its place among the collectives, for the guard.
     """
 
-    def __init__(self, named: Sequence[Named]) -> None:
+    def __init__(self, named: Sequence[Named], *, size: int = 1) -> None:
+        self.label = ""
+        self._counters = -(-size // COUNTED)
         first = named[0][1]
         self._dtype, self._device = first.dtype, first.device
         # Those that are copied together come first.
@@ -123,12 +134,26 @@ class Bucket:
         for parameter in self.parameters[self._joined :]:
             parameter.grad = None
 
-    def pack_nothing(self, *, mark: int) -> None:
-        """Fill the buffer for a rank that contributes no gradient, whatever its parameters hold."""
+    def pack_nothing(self, *, mark: int | None = None, joined: int | None = None) -> None:
+        """Fill the buffer for a rank that contributes no gradient, whatever its parameters hold.
+
+        Args:
+            mark: parity of the step, of a rank that makes one.
+            joined: the rank's place among those that sum, if it has joined.
+        """
         with torch.no_grad():
             self._vacate([])
+            self._absent = []
             self._flat.zero_()
-            self.tail[len(self.parameters) + mark] = 1
+            if mark is not None:
+                self.tail[len(self.parameters) + mark] = 1
+            if joined is not None:
+                self.marks[2 + joined // COUNTED] = 1
+
+    def scale(self, factor: float | torch.Tensor) -> None:
+        """Multiply the gradients in the buffer."""
+        with torch.no_grad():
+            self._flat[: self._elements].mul_(factor)
 
     def unpack(self) -> bool:
         """Give the averages to the parameters; True if a gradient came in while they were on their way."""
@@ -178,15 +203,17 @@ class Bucket:
             self._offsets.append(start)
             end = start + size
         self._elements = end
-        self._flat = torch.zeros(self._elements + count + 2, dtype=self._dtype, device=self._device)
+        tail = count + 2 + self._counters
+        self._flat = torch.zeros(self._elements + tail, dtype=self._dtype, device=self._device)
         self._small_payload = self._flat[:border]
         self._small = [self._view(index) for index in range(self._joined)]
         self._large_payload = self._flat[border : self._elements]
         self.tail = self._flat[self._elements :]
         self.marks = self._flat[self._elements + count :]
-        self._full_tail = torch.ones(2, count + 2, dtype=self._dtype, device=self._device)
-        self._full_tail[0, count + 1] = 0
-        self._full_tail[1, count] = 0
+        self._full_tail = torch.zeros(2, tail, dtype=self._dtype, device=self._device)
+        self._full_tail[:, :count] = 1
+        self._full_tail[0, count] = 1
+        self._full_tail[1, count + 1] = 1
         start, width = self._flat.data_ptr(), self._flat.element_size()
         self._addresses = {start + offset * width for offset in self._offsets[self._joined :]}
         self._large = []
@@ -248,24 +275,34 @@ class Bucket:
         )
 
 
-def assign(named: Sequence[Named], *, bucket_mb: float) -> list[Bucket]:
+def assign(
+    named: Sequence[Named], *, bucket_mb: float, groups: Mapping[int, int] | None = None, size: int = 1
+) -> list[Bucket]:
     """Spread parameters over buckets, in the order in which backward makes their gradients.
 
     That is the reverse of the order of registration. Buckets are sorted by when they are complete.
+
+    Args:
+        named: names and parameters, in order of registration.
+        bucket_mb: size of a bucket, if it is not a group.
+        groups: ``id`` of a parameter -> number of its group; a group is one bucket, whatever its size (one
+            for each dtype and device).
+        size: number of ranks.
     """
-    return [Bucket(members) for members in _split(named, bucket_mb=bucket_mb)]
+    return [Bucket(members, size=size) for members in _split(named, bucket_mb=bucket_mb, groups=groups or {})]
 
 
-def _split(named: Sequence[Named], *, bucket_mb: float) -> Iterator[list[Named]]:
-    filling: dict[tuple[torch.dtype, torch.device], tuple[list[Named], int]] = {}
+def _split(named: Sequence[Named], *, bucket_mb: float, groups: Mapping[int, int]) -> Iterator[list[Named]]:
+    filling: dict[tuple[torch.dtype, torch.device, int | None], tuple[list[Named], int]] = {}
     closed: list[tuple[int, list[Named]]] = []
     for position, (name, parameter) in enumerate(reversed(named)):
-        key = (parameter.dtype, parameter.device)
+        group = groups.get(id(parameter))
+        key = (parameter.dtype, parameter.device, group)
         members, used = filling.get(key, ([], 0))
         members.append((name, parameter))
         used += parameter.numel() * parameter.element_size()
         limit = bucket_mb if closed else min(FIRST_BUCKET_MB, bucket_mb)
-        if used >= limit * 2**20:
+        if group is None and used >= limit * 2**20:
             closed.append((position, members))
             members, used = [], 0
         filling[key] = (members, used)

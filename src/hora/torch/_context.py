@@ -29,6 +29,7 @@ from hora.core.version import VERSION
 from hora.core.world import World
 from hora.torch import _guard, _rendezvous
 from hora.torch._guard import Guard
+from hora.torch._presence import Presence
 
 if TYPE_CHECKING:
     from hora.torch._process_sets import ProcessSet
@@ -63,6 +64,7 @@ class Context:
         timeline: events of this worker; disabled without a run directory.
         run: the run directory; None when nothing is written. Only rank 0 may write metrics to it.
         where: ``file:line`` of the call of ``init``.
+        presence: who has called ``join()``.
         peers: ranks with this worker's local rank, one per host.
         adopted: whether the group was made by the script rather than by ``init``.
         pid: the process that called ``init``; a forked child has another.
@@ -82,6 +84,7 @@ class Context:
     run: RunDirectory | None
     where: str
     peers: tuple[int, ...]
+    presence: Presence
     adopted: bool = False
     pid: int = field(default_factory=os.getpid)
     pending: set[Any] = field(default_factory=set)
@@ -167,6 +170,14 @@ def init(
         run=run,
         where=where,
         peers=meeting.peers,
+        presence=Presence(
+            dist.distributed_c10d._get_default_store(),
+            f"hora/presence/{_generation}",
+            rank=world.rank,
+            size=meeting.world.size,
+            timeout=settings.timeout,
+            patient=engines.get("cpu") == "gloo",
+        ),
         adopted=adopted,
         file=meeting.file,
         environment=meeting.environment,
@@ -328,6 +339,7 @@ def _versions() -> dict[str, str]:
 
 
 def _close_files(context: Context) -> None:
+    context.presence.depart()
     for close in list(context.closing):
         close()
     context.timeline.mark("shutdown")

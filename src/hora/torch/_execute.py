@@ -10,7 +10,6 @@ the requests of one process set come in one order on all its members.
 from __future__ import annotations
 
 import functools
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,7 +22,8 @@ from hora.torch._context import Context, required
 from hora.torch._dtypes import reduced_in, scaled_by
 from hora.torch._guard import inside
 from hora.torch._request import Kind, ReduceOp, Request
-from hora.torch._wire import agree_on_rows, as_bytes, gather_flat, join_bytes, row_bytes, start_gather
+from hora.torch._running import Rest, Running
+from hora.torch._wire import agree_on_rows, as_bytes, join_bytes, row_bytes, start_gather, wait_for
 
 __all__ = ["Running", "execute", "native", "share_of_rows", "start"]
 
@@ -43,7 +43,6 @@ _FOLD: dict[ReduceOp, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     ReduceOp.Product: torch.mul,
 }
 
-Rest = Callable[[], Any]
 Started = tuple[list[dist.Work], Rest]
 
 
@@ -61,59 +60,27 @@ def execute(request: Request) -> Any:
     return start(request, negotiated=True).wait()
 
 
-class Running:
-    """Work of the engine, and what is left to do afterwards."""
-
-    def __init__(
-        self,
-        request: Request,
-        works: list[dist.Work],
-        rest: Rest,
-        context: Context,
-        place: tuple[int, int] | None,
-    ) -> None:
-        self._place = place
-        self._request = request
-        self._works = works
-        self._rest: Rest | None = rest
-        self._context = context
-        self._result: Any = None
-        self._began = time.time()
-        self._started = 0.0  # seconds that starting it held up the caller
-        context.pending.update(works)
-
-    def done(self) -> bool:
-        return all(work.is_completed() for work in self._works)
-
-    def wait(self) -> Any:
-        if self._rest is not None:
-            waits = time.time()
-            with self._context.waiting(self._place):
-                for work in self._works:
-                    work.wait()
-                    self._context.pending.discard(work)
-            self._works = []  # they would keep the engine alive after shutdown()
-            with torch.no_grad():
-                self._result = self._rest()
-            self._rest = None
-            _record(self._request, self._context, self._began, waits=waits, started=self._started)
-        return self._result
-
-
 class _Native:
     """Starts each request when it is submitted, in the order of the calls."""
 
     as_horovod = False
 
     def submit(self, request: Request) -> Running:
-        return start(request)
+        kind = request.kind.value
+        return start(request, number=required(kind).presence.call(kind, request.process_set))
 
 
 native = _Native()
 
 
-def start(request: Request, *, negotiated: bool = False) -> Running:
-    """Start the engine's work for the request; ``negotiated``: the ranks agreed on it already."""
+def start(request: Request, *, number: int | None = None, negotiated: bool = False) -> Running:
+    """Start the engine's work for the request.
+
+    Args:
+        request: what to do.
+        number: of the operation in its process set, where ``join()`` counts them.
+        negotiated: whether the ranks agreed on it already.
+    """
     context = required(request.kind.value)
     began = time.time()
     place = None
@@ -121,18 +88,20 @@ def start(request: Request, *, negotiated: bool = False) -> Running:
         place = context.guard.enter_request(request)
     with torch.no_grad(), context.waiting(place):
         works, rest = _START[request.kind](request, context)
-    running = Running(request, works, rest, context, place)
-    running._began = began
-    running._started = time.time() - began
-    return running
+    return Running(
+        request, works, rest, context, number=number, began=began, place=place, started=time.time() - began
+    )
 
 
 def _start_allreduce(request: Request, context: Context) -> Started:
-    size, group = len(request.process_set.members), request.process_set.group
+    size, group = len(request.process_set.members), request.group
     wires = [_wire(tensor, request, index) for index, tensor in enumerate(request.tensors)]
     works: list[dist.Work] = []
     flats: list[tuple[torch.Tensor, list[int]]] = []
     if request.op is ReduceOp.Adasum:
+        if size > 1:
+            token = torch.zeros(1, dtype=torch.int32, device=wires[0].device)
+            wait_for(dist.all_reduce(token, group=group, async_op=True), token, group)  # is everybody there?
         for places in _by_dtype(wires):
             for place, result in zip(places, adasum([wires[place] for place in places], group), strict=True):
                 wires[place] = result
@@ -157,7 +126,7 @@ def _start_allreduce(request: Request, context: Context) -> Started:
 
 
 def _start_allgather(request: Request, context: Context) -> Started:
-    size, group = len(request.process_set.members), request.process_set.group
+    size, group = len(request.process_set.members), request.group
     locals_ = [tensor.detach().reshape(1) if tensor.dim() == 0 else tensor for tensor in request.tensors]
     if size == 1:
         return [], lambda: _results(request, [_copy(tensor) for tensor in locals_])
@@ -213,7 +182,7 @@ def _start_broadcast(request: Request, context: Context) -> Started:
     joined = join_bytes(outputs)
     works: list[dist.Work] = []
     if len(request.process_set.members) > 1 and joined.numel() > 0:
-        group = request.process_set.group
+        group = request.group
         works = [dist.broadcast(joined, request.root, group=group, async_op=True)]
 
     def rest() -> Any:
@@ -230,7 +199,7 @@ def _start_broadcast(request: Request, context: Context) -> Started:
 
 def _start_alltoall(request: Request, context: Context) -> Started:
     (tensor,) = request.tensors
-    members, group = request.process_set.members, request.process_set.group
+    members, group = request.process_set.members, request.group
     size, me = len(members), members.index(context.world.rank)
     mine = _splits(request, size)
     if request.rows is not None:
@@ -240,7 +209,7 @@ def _start_alltoall(request: Request, context: Context) -> Started:
     else:
         told = torch.tensor(mine, dtype=torch.int64, device=context.control)
         everyone = told.new_empty(size * size)
-        gather_flat(everyone, told, group)
+        wait_for(start_gather(everyone, told, group), told, group)
         table = everyone.view(size, size).tolist()
     received = [row[me] for row in table]
     width = row_bytes(tensor)
@@ -270,7 +239,7 @@ def _start_alltoall(request: Request, context: Context) -> Started:
 
 def _start_reducescatter(request: Request, context: Context) -> Started:
     """Each member gets all others' rows of its share, and reduces them itself in the order of members."""
-    members, group = request.process_set.members, request.process_set.group
+    members, group = request.process_set.members, request.group
     size, me = len(members), members.index(context.world.rank)
     sources = [tensor.detach().contiguous() for tensor in request.tensors]
     shares = [share_of_rows(tensor.shape[0], size) for tensor in sources]
@@ -305,7 +274,7 @@ def _start_reducescatter(request: Request, context: Context) -> Started:
 
 def _start_barrier(request: Request, context: Context) -> Started:
     token = torch.zeros(1, dtype=torch.int32, device=context.control)
-    work = dist.all_reduce(token, group=request.process_set.group, async_op=True)
+    work = dist.all_reduce(token, group=request.group, async_op=True)
 
     def rest() -> None:
         token.item()  # on a GPU the wait above only enqueues
@@ -384,24 +353,3 @@ def _by_dtype(wires: Sequence[torch.Tensor]) -> list[list[int]]:
     for place, wire in enumerate(wires):
         places.setdefault((wire.dtype, wire.device), []).append(place)
     return list(places.values())
-
-
-def _record(request: Request, context: Context, began: float, *, waits: float, started: float) -> None:
-    """Add it to the timeline, with the seconds at its beginning and its end that the caller stood still."""
-    timeline = context.timeline
-    if not timeline.enabled:
-        return
-    now = time.time()
-    details: dict[str, Any] = {
-        "bytes": sum(tensor.numel() * tensor.element_size() for tensor in request.tensors),
-        "started": started,
-        "waited": now - waits,
-    }
-    if request.name:
-        details["name"] = request.name
-    if request.process_set.process_set_id:
-        details["process_set"] = request.process_set.process_set_id
-    # Horovod's helper thread waits while the script goes on.
-    own = not threading.current_thread().name.startswith("hora-")
-    lane = "collectives" if own else "background"
-    timeline.add(request.kind.value, began, now, lane=lane, details=details)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from hora.core.errors import CollectiveError
 from hora.torch._context import required
 from hora.torch._guard import collective
+from hora.torch._process_sets import global_process_set
 
 __all__ = ["mean"]
 
@@ -66,7 +67,9 @@ def mean(value: Number | Mapping[str, Number], weight: Number = 1.0) -> float | 
             collective(context, "mean", label=", ".join(names) or None),
         ):
             wire = torch.tensor(row, dtype=torch.float64, device=context.control)
-            dist.all_reduce(wire, group=context.group)
+            number = context.presence.call("mean", global_process_set)
+            work = dist.all_reduce(wire, group=context.group, async_op=True)
+            context.presence.wait(work, wire.device, number=number, what="mean")
             row = wire.tolist()
         # Equal on all ranks if and only if size * sum of squares is the square of the sum.
         if context.world.size * int(row[2]) != int(row[1]) ** 2:

@@ -13,7 +13,7 @@ from hora.torch._arguments import check_root
 from hora.torch._context import Context, required
 from hora.torch._guard import collective
 from hora.torch._process_sets import ProcessSet, global_process_set, member_set
-from hora.torch._wire import gather_bytes, gather_flat
+from hora.torch._wire import gather_bytes, start_gather, wait_for
 
 __all__ = ["allgather_object", "broadcast_object"]
 
@@ -77,7 +77,9 @@ def _send(value: Any, root_rank: int, context: Context, process_set: ProcessSet)
     mine = context.world.rank == root_rank
     data, problem = _pickled(value) if mine else (b"", None)
     length = torch.tensor([_FAILED if problem else len(data)], dtype=torch.int64, device=context.control)
-    dist.broadcast(length, root_rank, group=process_set.group)
+    group = process_set.group
+    context.presence.call("broadcast_object", process_set)
+    wait_for(dist.broadcast(length, root_rank, group=group, async_op=True), length, group)
     if length.item() == _FAILED:
         raise _refusal(root_rank) from problem
     wire = (
@@ -85,7 +87,7 @@ def _send(value: Any, root_rank: int, context: Context, process_set: ProcessSet)
         if mine
         else torch.empty(int(length), dtype=torch.uint8, device=context.control)
     )
-    dist.broadcast(wire, root_rank, group=process_set.group)
+    wait_for(dist.broadcast(wire, root_rank, group=group, async_op=True), wire, group)
     return value if mine else pickle.loads(wire.cpu().numpy().tobytes())
 
 
@@ -103,7 +105,8 @@ def _gather(value: Any, context: Context, process_set: ProcessSet) -> list[Any]:
     data, problem = _pickled(value)
     length = torch.tensor([_FAILED if problem else len(data)], dtype=torch.int64, device=context.control)
     everyone = length.new_empty(len(members))
-    gather_flat(everyone, length, process_set.group)
+    context.presence.call("allgather_object", process_set)
+    wait_for(start_gather(everyone, length, process_set.group), length, process_set.group)
     lengths: list[int] = everyone.tolist()
     if _FAILED in lengths:
         raise _refusal(members[lengths.index(_FAILED)]) from problem

@@ -6,18 +6,29 @@ import contextlib
 import copyreg
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch.optim import Optimizer
-from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
+from torch.utils.weak import WeakIdKeyDictionary
 
 from hora.core.errors import GradientError
+from hora.torch._adasum import check_adasum
 from hora.torch._agree import require_same
-from hora.torch._collectives import allreduce
+from hora.torch._changes import LocalSteps
 from hora.torch._compression import Compression, Compressor
 from hora.torch._context import Context, required
+from hora.torch._groups import Groups
+from hora.torch._names import (
+    NamedParameters,
+    check_devices,
+    check_unowned,
+    claim,
+    describe,
+    named_parameters_of,
+    place_of,
+)
 from hora.torch._process_sets import ProcessSet, global_process_set, member_set
 from hora.torch._reducer import Reducer
 from hora.torch._request import ReduceOp
@@ -26,10 +37,6 @@ from hora.torch._rules import GradientCompression, Rule
 __all__ = ["DistributedOptimizer"]
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
-NamedParameters = torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
-
-_owners: Any = WeakTensorKeyDictionary()
-"""Parameter -> weak reference to the optimizer that averages its gradient."""
 
 _classes: Any = WeakIdKeyDictionary()
 
@@ -71,19 +78,21 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's name, and its order
         backward_passes_per_step: with more than 1, gradients add up over so many backward passes and are
             reduced in the last, as the mean of the passes; fewer are reduced by ``step()``. With 1, each
             backward is reduced, and several add up as in plain torch.
-        op: ``Average`` or ``Sum``.
+        op: ``Average``, ``Sum``, or ``Adasum``: each rank steps with its own gradients, and the changes of
+            the parameters are combined by Adasum; on 1, 2, 4, 8, ... ranks.
         gradient_predivide_factor: divides gradients before they are summed, and multiplies the average after.
-        num_groups: accepted for scripts written for Horovod, as ``groups`` is: the buckets already carry many
-            gradients in one message.
-        groups: see ``num_groups``.
+        num_groups: older word for a number as ``groups``.
+        groups: parameters whose gradients travel together, in one bucket of any size: lists of parameters, or
+            the number of groups to make of all. Others are put into buckets of ``bucket_mb``.
         sparse_as_dense: makes sparse gradients dense, rather than refusing them.
         process_set: the ranks that average; on others the optimizer steps on its own gradients.
         bucket_mb: size of the buckets in MB; the setting ``HORA_BUCKET_MB`` if None.
 
     Raises:
+        CollectiveError: Adasum on 3, 5, 6, ... ranks, or of parameters that are not floating.
         GradientError: parameters that are missing, repeated, averaged by another optimizer already, or
-            differ between ranks. Later: sparse gradients, ``backward(create_graph=True)``, or ranks that
-            make different numbers of backward passes.
+            differ between ranks, or a group that holds others. Later: sparse gradients,
+            ``backward(create_graph=True)``, or ranks that make different numbers of backward passes.
     """
     context = required("DistributedOptimizer")
     if not isinstance(optimizer, Optimizer):
@@ -95,7 +104,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's name, and its order
         raise GradientError(
             "This optimizer is distributed already.", fix="Call DistributedOptimizer once per optimizer."
         )
-    _check_groups(num_groups, groups)
+    chosen = Groups(num_groups, groups)
     rule = Rule(
         process_set=process_set,
         op=op,
@@ -109,13 +118,18 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's name, and its order
         member_set(process_set, function="DistributedOptimizer")
     if bucket_mb is None:
         bucket_mb = context.settings.bucket_mb
-    named = _named(optimizer, named_parameters)
-    _check_unowned(named)
-    _check_devices(named, context)
+    named = named_parameters_of(optimizer, named_parameters)
+    check_unowned(named)
+    check_devices(named, context)
+    chosen.check_known(named)
+    if op is ReduceOp.Adasum:
+        for dtype in {parameter.dtype for _, parameter in named}:
+            check_adasum(dtype, rule.members, function="DistributedOptimizer")
     if process_set.included():
         require_same(
-            [_description(name, parameter) for name, parameter in named],
+            _descriptions(named, chosen),
             context,
+            function="DistributedOptimizer",
             what="The parameters of the optimizer",
             fix="Build the same model and optimizer on every rank, whatever its rank is.",
             error=GradientError,
@@ -123,12 +137,19 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's name, and its order
         )
     distributed: Any = _distributed_class(type(optimizer))
     optimizer.__class__ = distributed
-    vars(optimizer)["_hora"] = _Attachment(optimizer, context, named, bucket_mb=bucket_mb, rule=rule)
+    vars(optimizer)["_hora"] = _Attachment(
+        optimizer, context, named, bucket_mb=bucket_mb, rule=rule, groups=chosen
+    )
     return optimizer
 
 
 class _Attachment:
-    """What is added to one optimizer."""
+    """What is added to one optimizer.
+
+    Attributes:
+        number: of the optimizer, among those that work over all ranks; None for others.
+        optimizer: weak reference to it.
+    """
 
     def __init__(
         self,
@@ -138,20 +159,36 @@ class _Attachment:
         *,
         bucket_mb: float,
         rule: Rule,
+        groups: Groups,
     ) -> None:
         self.context = context
         self.process_set = rule.process_set
-        self.names = {id(parameter): name for name, parameter in named}
+        self.optimizer = weakref.ref(optimizer)
         self.reducer: Reducer | None = None
-        _own(optimizer, named)
-        if rule.size == 1 and rule.passes == 1:
-            return
-        self.reducer = Reducer(context, named, bucket_mb=bucket_mb, rule=rule)
-        weakref.finalize(optimizer, self.reducer.remove_hooks).atexit = False
-        # step() goes through these hooks even where a scheduler has wrapped the method before.
-        reducer = weakref.ref(self.reducer)
-        optimizer.register_step_pre_hook(functools.partial(_before_step, reducer))
-        optimizer.register_step_post_hook(functools.partial(_after_step, reducer))
+        self.steps: LocalSteps | None = None
+        claim(optimizer, named)
+        self.number = context.presence.register(self, rule.process_set) if rule.members > 1 else None
+        if rule.members > 1 and rule.op is ReduceOp.Adasum:
+            self.steps = LocalSteps(context, rule, number=self.number)
+        if rule.size > 1 or rule.passes > 1:
+            self.reducer = Reducer(
+                context, named, bucket_mb=bucket_mb, rule=rule, groups=groups, number=self.number
+            )
+            weakref.finalize(optimizer, self.reducer.remove_hooks).atexit = False
+        if self.reducer is not None or self.steps is not None:
+            # step() goes through these hooks even where a scheduler has wrapped the method before.
+            attachment = weakref.ref(self)
+            optimizer.register_step_pre_hook(functools.partial(_before_step, attachment))
+            optimizer.register_step_post_hook(functools.partial(_after_step, attachment))
+
+    def answer(self, what: str) -> None:
+        """Take part in an operation of the ranks that have data, on one that has joined."""
+        if self.steps is not None:
+            optimizer = self.optimizer()
+            assert optimizer is not None, "it owns this"
+            self.steps.answer(optimizer)
+        elif self.reducer is not None:
+            self.reducer.answer(what)
 
 
 class _Distributed:
@@ -187,18 +224,19 @@ class _Distributed:
         super().add_param_group(param_group)  # type: ignore[misc]
         groups: list[dict[str, Any]] = self.param_groups  # type: ignore[attr-defined]
         number = len(groups) - 1
-        added = [(_place(number, index), parameter) for index, parameter in enumerate(groups[-1]["params"])]
-        _check_unowned(added)
+        added = [(place_of(number, index), parameter) for index, parameter in enumerate(groups[-1]["params"])]
+        check_unowned(added)
         if self._hora.process_set.included():
             require_same(
-                [_description(name, parameter) for name, parameter in added],
+                [describe(name, parameter) for name, parameter in added],
                 self._hora.context,
+                function="add_param_group",
                 what="The parameters of the added group",
                 fix="Add the same group on every rank.",
                 error=GradientError,
                 process_set=self._hora.process_set,
             )
-        _own(self, added)
+        claim(self, added)
         if self._hora.reducer is not None:
             self._hora.reducer.add(added)
 
@@ -208,18 +246,13 @@ class _Distributed:
         return copyreg._reconstructor, (plain, object, None), self.__getstate__()  # type: ignore[attr-defined]
 
 
-def _check_groups(num_groups: object, groups: object) -> None:
-    listed = isinstance(groups, Sequence) and not any(isinstance(group, str) for group in groups)
-    counts = [count for count in (num_groups, groups) if isinstance(count, int) and count >= 0]
-    if not (
-        isinstance(num_groups, int)
-        and num_groups in counts
-        and (groups is None or listed or groups in counts)
-    ):
-        raise GradientError(
-            f"num_groups={num_groups!r} and groups={groups!r} are neither numbers nor lists of parameters.",
-            fix="Leave them out: gradients are grouped in buckets anyway.",
-        )
+def _descriptions(named: list[tuple[str, torch.Tensor]], groups: Groups) -> list[str]:
+    numbers = groups.numbers(named)
+    return [
+        describe(name, parameter)
+        + (f" of group {numbers[id(parameter)]}" if id(parameter) in numbers else "")
+        for name, parameter in named
+    ]
 
 
 def _distributed_class(plain: type[Optimizer]) -> type[Optimizer]:
@@ -235,95 +268,16 @@ def _distributed_class(plain: type[Optimizer]) -> type[Optimizer]:
     return found
 
 
-def _named(optimizer: Optimizer, given: NamedParameters | None) -> list[tuple[str, torch.Tensor]]:
-    """Names and parameters in order of registration, checked against the optimizer's."""
-    own = [
-        (_place(number, index), parameter)
-        for number, group in enumerate(optimizer.param_groups)
-        for index, parameter in enumerate(group["params"])
-    ]
-    if given is None:
-        return own
-    is_module = isinstance(given, torch.nn.Module)
-    pairs = list(given.named_parameters()) if isinstance(given, torch.nn.Module) else list(given)
-    inside = {id(parameter) for _, parameter in own}
-    named: list[tuple[str, torch.Tensor]] = []
-    seen: dict[int, str] = {}
-    names: set[str] = set()
-    for pair in pairs:
-        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], torch.Tensor)):
-            raise GradientError(
-                f"named_parameters holds {type(pair).__name__}, not pairs of a name and a tensor.",
-                fix="Write named_parameters=model.named_parameters(), or pass the model.",
-            )
-        name, parameter = pair
-        if name in names or id(parameter) in seen:
-            raise GradientError(
-                f"named_parameters holds {name!r} twice"
-                + ("." if name in names else f": it is the same tensor as {seen[id(parameter)]!r}."),
-                fix="Give each parameter once, under its own name.",
-            )
-        names.add(name)
-        seen[id(parameter)] = name
-        if id(parameter) in inside:
-            named.append((name, parameter))
-        elif not is_module or parameter.requires_grad:
-            raise GradientError(
-                f"{name!r} is in named_parameters but not in the optimizer, which would never change it.",
-                fix="Give the optimizer all of model.parameters(), or give DistributedOptimizer only the "
-                "(name, parameter) pairs that this optimizer has.",
-            )
-    missing = [(place, parameter) for place, parameter in own if id(parameter) not in seen]
-    if missing:
-        place, parameter = missing[0]
-        raise GradientError(
-            f"named_parameters lacks {len(missing)} of the optimizer's parameters; the first is {place}, "
-            f"of shape {tuple(parameter.shape)}.",
-            fix="Name the parameters of all modules that the optimizer trains, or leave them out.",
-        )
-    return named
-
-
-def _place(group: int, index: int) -> str:
-    return f"parameter {index} of group {group}"
-
-
-def _description(name: str, parameter: torch.Tensor) -> str:
-    frozen = "" if parameter.requires_grad else ", frozen"
-    return f"{name} ({str(parameter.dtype).removeprefix('torch.')} {tuple(parameter.shape)}{frozen})"
-
-
-def _check_unowned(named: list[tuple[str, torch.Tensor]]) -> None:
-    for name, parameter in named:
-        owner = _owners.get(parameter)
-        if owner is not None and owner() is not None:
-            raise GradientError(
-                f"The gradient of {name} is averaged by another DistributedOptimizer already.",
-                fix="Delete the other one first (del optimizer), or put its parameters into one optimizer.",
-            )
-
-
-def _check_devices(named: list[tuple[str, torch.Tensor]], context: Context) -> None:
-    for name, parameter in named:
-        if parameter.device.type not in context.devices:
-            raise GradientError(
-                f"{name} is on {parameter.device}; the engines of this job take "
-                f"{' and '.join(sorted(context.devices))}.",
-                fix="Move the model first: model.to(hora.device()); a meta model with "
-                "model.to_empty(device=hora.device()).",
-            )
-
-
-def _own(optimizer: Any, named: list[tuple[str, torch.Tensor]]) -> None:
-    for _, parameter in named:
-        _owners[parameter] = weakref.ref(optimizer)
-
-
 def _before_step(
-    reference: weakref.ref[Reducer], optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    reference: weakref.ref[_Attachment], optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    reducer = reference()
-    assert reducer is not None, "the optimizer owns it"
+    attachment = reference()
+    assert attachment is not None, "the optimizer owns it"
+    if attachment.steps is not None:
+        attachment.steps.before_step(optimizer)
+    reducer = attachment.reducer
+    if reducer is None:
+        return None
     # The arguments of step() come with the optimizer itself in front.
     if kwargs.get("closure") is not None:
         return args, kwargs | {"closure": _averaging(kwargs["closure"], reducer)}
@@ -334,11 +288,14 @@ def _before_step(
 
 
 def _after_step(
-    reference: weakref.ref[Reducer], optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    reference: weakref.ref[_Attachment], optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    reducer = reference()
-    if reducer is not None:
-        reducer.after_step()
+    attachment = reference()
+    assert attachment is not None, "the optimizer owns it"
+    if attachment.reducer is not None:
+        attachment.reducer.after_step()
+    if attachment.steps is not None:
+        attachment.steps.after_step()
 
 
 def _averaging(closure: Callable[[], Any], reducer: Reducer) -> Callable[[], Any]:
@@ -350,10 +307,7 @@ def _averaging(closure: Callable[[], Any], reducer: Reducer) -> Callable[[], Any
         loss = closure()
         reducer.before_step()
         if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.is_floating_point():
-            return allreduce(loss.detach(), process_set=reducer.process_set)
-        if isinstance(loss, float):
-            number = torch.tensor(loss, dtype=torch.float64, device=reducer.control)
-            return float(allreduce(number, process_set=reducer.process_set))
-        return loss
+            return torch.full_like(loss.detach(), reducer.mean(float(loss.detach())))
+        return reducer.mean(loss) if isinstance(loss, float) else loss
 
     return averaged

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -40,18 +41,21 @@ class ProcessSet:
     Attributes:
         process_set_id: 0 for the set of all ranks, 1 and up for others; None while it cannot be used.
         ranks: the ranks of the job that belong to it, ascending.
+        mpi_comm: always None; Horovod's name for the communicator that a set may be made of there.
     """
 
     process_set_id: int | None = None
     ranks: list[int] | None
+    mpi_comm: None = None
 
     def __init__(self, ranks: Iterable[int]) -> None:
-        if not isinstance(ranks, Iterable):
+        try:
+            self.ranks = sorted(operator.index(rank) for rank in ranks)
+        except TypeError:
             raise CollectiveError(
-                f"ProcessSet takes a sequence of ranks, not {type(ranks).__name__}.",
+                f"ProcessSet takes a sequence of ranks, not {type(ranks).__name__} {ranks!r}.",
                 fix="Write ProcessSet([0, 1]); MPI communicators are not supported.",
-            )
-        self.ranks = sorted(int(rank) for rank in ranks)
+            ) from None
         self._group: dist.ProcessGroup | None = None
 
     def size(self) -> int | None:

@@ -9,7 +9,6 @@ it steps. All ranks must make the same number of cycles per step; marks in the m
 
 from __future__ import annotations
 
-import collections
 import threading
 import time
 import weakref
@@ -17,11 +16,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from hora.core.errors import GradientError, NotInitializedError
 from hora.torch import _context
 from hora.torch._buckets import Bucket, Named, assign
-from hora.torch._process_sets import ProcessSet
+from hora.torch._groups import Groups
+from hora.torch._marks import Marks, joined_now
 from hora.torch._rules import Rule
 
 __all__ = ["Reducer"]
@@ -35,13 +36,26 @@ class Reducer:
         named: names and parameters, in order of registration.
         bucket_mb: size of a bucket.
         rule: how the gradients are reduced.
+        groups: parameters that share a bucket.
+        number: of the optimizer, among those that average over all ranks.
     """
 
     def __init__(
-        self, context: _context.Context, named: Sequence[Named], *, bucket_mb: float, rule: Rule
+        self,
+        context: _context.Context,
+        named: Sequence[Named],
+        *,
+        bucket_mb: float,
+        rule: Rule,
+        groups: Groups | None = None,
+        number: int | None = None,
     ) -> None:
         self._context = context
         self._rule = rule
+        self._groups = Groups() if groups is None else groups
+        self._number = number
+        self._set_id = rule.process_set.process_set_id or 0
+        self.with_closure = False
         self._passes = 0
         self._named = list(named)
         self._bucket_mb = bucket_mb
@@ -59,7 +73,7 @@ class Reducer:
         self._settled = False
         self._began = 0.0  # this backward's first gradient
         self._averaged = time.time()
-        self._unchecked: collections.deque[tuple[Any, torch.Tensor]] = collections.deque()
+        self._marks = Marks(context.presence, rank=context.world.rank)
         self._arrange()
 
     def add(self, named: Sequence[Named]) -> None:
@@ -94,13 +108,14 @@ class Reducer:
         self._settled = False
         self._passes = 0
 
-    @property
-    def process_set(self) -> ProcessSet:
-        return self._rule.process_set
-
-    @property
-    def control(self) -> torch.device:
-        return self._context.control
+    def mean(self, loss: float) -> float:
+        """The mean of a closure's losses over the ranks that have data."""
+        self.with_closure = True
+        if self._rule.size == 1:
+            return loss
+        self._context.presence.enter(f"loss {self._number}", self._set_id)
+        total, count = self._add_up(loss, 1.0)
+        return total / count
 
     def before_zero(self) -> None:
         """The gradients are about to be cleared, so what was averaged does not count any more."""
@@ -109,6 +124,65 @@ class Reducer:
             self._settled = False
             self._passes = 0
 
+    # --- on a rank in join() --------------------------------------------------------------------
+
+    def prepare_to_join(self) -> None:
+        """Raise GradientError if gradients of this rank would be lost."""
+        with self._lock:
+            self._abandon()
+            if self._rule.passes > 1 and self._passes and not self._settled:
+                raise GradientError(
+                    f"join() was called after {self._passes} of backward_passes_per_step={self._rule.passes} "
+                    "backward passes, whose gradients would be lost.",
+                    fix="Call optimizer.step() before hora.join(): it averages fewer passes too.",
+                )
+
+    def answer(self, what: str) -> None:
+        """Take part in an operation of the others, without data."""
+        if what == f"loss {self._number}":
+            self._add_up(0.0, 0.0)
+            return
+        with self._lock:
+            self._arrange()
+            found = [bucket for bucket in self._buckets if bucket.label == what]
+            if not found:
+                raise GradientError(
+                    "Ranks with data have frozen, thawed or converted parameters since this rank joined.",
+                    fix="Call hora.join() on every rank before the parameters of an optimizer change.",
+                )
+            self._answer(found[0])
+
+    def answer_all(self) -> int:
+        """Take part in a whole cycle, without being told of it; how many ranks have joined."""
+        with self._lock:
+            self._arrange()
+            for bucket in self._buckets:
+                self._context.presence.enter(bucket.label)
+                self._answer(bucket)
+            return joined_now(self._buckets[0].marks)
+
+    def restart(self) -> None:
+        """All ranks have the same state again."""
+        with self._lock:
+            self._marks.clear()
+            self._steps = 0
+            self.before_zero()
+
+    @property
+    def bucket_count(self) -> int:
+        self._arrange()
+        return len(self._buckets)
+
+    def _answer(self, bucket: Bucket) -> None:
+        bucket.pack_nothing(joined=self._rule.process_set.rank())
+        sent = self._rule.send(bucket, self._await)
+        if sent.work is not None:
+            self._await(sent.work, bucket.marks.device)
+        self._rule.receive(bucket, sent)
+        bucket.discard()
+
+    # --- cycles ---------------------------------------------------------------------------------
+
     def _arrange(self) -> None:
         """Choose the buckets for what is trainable now. Ranks freeze parameters alike, so they agree."""
         trainable = tuple((parameter.requires_grad, parameter.dtype) for _, parameter in self._named)
@@ -116,7 +190,14 @@ class Reducer:
             return
         if trainable not in self._layouts:
             named = [(name, parameter) for name, parameter in self._named if parameter.requires_grad]
-            self._layouts[trainable] = assign(named, bucket_mb=self._bucket_mb)
+            self._layouts[trainable] = assign(
+                named,
+                bucket_mb=self._bucket_mb,
+                groups=self._groups.numbers(named),
+                size=self._rule.size,
+            )
+            for index, bucket in enumerate(self._layouts[trainable]):
+                bucket.label = f"bucket {self._number} {index} {bucket.bytes}"
         self._buckets = self._layouts[trainable]
         for bucket in self._buckets:
             for index, parameter in enumerate(bucket.parameters):
@@ -165,7 +246,7 @@ class Reducer:
                 "This DistributedOptimizer was made before hora.torch.shutdown().",
                 fix="Make a new optimizer after the next hora.torch.init().",
             )
-        self._check_marks(wait=False)
+        self._marks.check(step=self._steps, wait=False)
         self._arrange()
         for bucket in self._buckets:
             bucket.reset()
@@ -184,8 +265,10 @@ class Reducer:
         guard = self._context.guard
         if guard is not None and self._rule.size > 1:
             bucket.place = guard.enter("average gradients", [bucket.wire], process_set=self._rule.process_set)
+        if self._rule.size > 1:
+            self._context.presence.enter(bucket.label, self._set_id)
         with self._context.waiting(bucket.place):
-            bucket.work = self._rule.send(bucket)
+            bucket.work = self._rule.send(bucket, self._await)
         if bucket.work.work is not None:
             self._context.pending.add(bucket.work.work)
         self._next += 1
@@ -207,7 +290,7 @@ class Reducer:
         for bucket in self._wait():
             late |= bucket.unpack()
         self._settled = True
-        self._check_marks(wait=self._context.device.type == "cpu")
+        self._marks.check(step=self._steps, wait=self._context.device.type == "cpu")
         if late:  # reentrant checkpoints can make a gradient twice in one backward
             self._start(task=-1)
             self._finish()
@@ -226,12 +309,16 @@ class Reducer:
         timeline = self._context.timeline
         start = time.time()
         self._open, self.task = False, -1
+        joined: float | torch.Tensor = 0
         for bucket in self._buckets:
             if bucket.work.work is not None:
                 with self._context.waiting(bucket.place):
-                    bucket.work.work.wait()
+                    self._await(bucket.work.work, bucket.marks.device)
                 self._context.pending.discard(bucket.work.work)
             self._rule.receive(bucket, bucket.work)
+            if bucket is self._buckets[0] and self._rule.size > 1:
+                joined = self._marks.read(bucket.marks)
+            self._rule.finish(bucket, joined)
             bucket.work = None  # it would keep the engine alive after shutdown()
             if timeline.enabled:
                 details = {"bytes": bucket.bytes, "tensors": len(bucket.names), "cycle": self._cycle}
@@ -241,37 +328,23 @@ class Reducer:
                     "average gradients", bucket.started, time.time(), lane="gradients", details=details
                 )
         timeline.add("wait for gradients", start, time.time(), lane="main")
-        if self._buckets:
-            self._note_marks(self._buckets[0].marks)
         return self._buckets
 
-    def _note_marks(self, marks: torch.Tensor) -> None:
-        if marks.device.type != "cuda":
-            self._unchecked.append((None, marks.clone()))
-            return
-        host = torch.empty(marks.shape, dtype=marks.dtype, pin_memory=True)
-        host.copy_(marks, non_blocking=True)
-        event = torch.Event(device=marks.device)
-        event.record()
-        self._unchecked.append((event, host))
+    def _await(self, work: Any, device: torch.device) -> None:
+        self._context.presence.wait(
+            work,
+            device,
+            process_set=self._rule.process_set,
+            what="step() of a DistributedOptimizer of some ranks",
+            answered=self._set_id == 0,
+        )
 
-    def _check_marks(self, *, wait: bool) -> None:
-        """Both marks set: some rank is at an odd step and another at an even one.
-
-        On a GPU the marks of a cycle are looked at when they have come over, without waiting for them.
-        """
-        while self._unchecked:
-            event, marks = self._unchecked[0]
-            if event is not None and not wait and not event.query():
-                return
-            self._unchecked.popleft()
-            if torch.count_nonzero(marks) == 2:
-                raise GradientError(
-                    "The ranks made different numbers of backward passes before step(), so gradients of "
-                    f"different steps met; rank {self._context.world.rank} is at step {self._steps}.",
-                    fix="Make the same number of backward passes on every rank; data_loader(tail='uneven') "
-                    "gives every rank the same number of batches.",
-                )
+    def _add_up(self, *values: float) -> list[float]:
+        wire = torch.tensor(values, dtype=torch.float64, device=self._context.control)
+        work = dist.all_reduce(wire, group=self._rule.process_set.group, async_op=True)
+        self._await(work, wire.device)
+        total: list[float] = wire.tolist()
+        return total
 
 
 class _End:

@@ -16,6 +16,8 @@ from hora.core.errors import CollectiveError
 from hora.core.presentation import is_presenting
 
 if TYPE_CHECKING:
+    import torch.distributed as dist
+
     from hora.torch._process_sets import ProcessSet
 
 __all__ = ["Dispatcher", "Kind", "ReduceOp", "Request", "Work", "dispatcher", "refuse_presentation", "use"]
@@ -64,6 +66,9 @@ class Request:
             otherwise it is reduced in float32 and rounded once.
         rows: first dimensions on all members, where they are known already: ``rows[tensor][member]`` for
             ALLGATHER, ``rows[member]`` (its splits) for ALLTOALL. None lets the ranks tell each other.
+        own_group: a group of the same members that carries it instead of the process set's, for a
+            dispatcher that runs requests on another thread than the script's: on one group they would
+            interleave with what the script itself starts on it.
     """
 
     kind: Kind
@@ -79,6 +84,12 @@ class Request:
     grouped: bool = False
     narrow: bool = False
     rows: list[list[int]] | None = None
+    own_group: dist.ProcessGroup | None = None
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """What carries it."""
+        return self.process_set.group if self.own_group is None else self.own_group
 
 
 class Work(Protocol):

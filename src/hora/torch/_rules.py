@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -35,7 +35,7 @@ class Rule:
 
     Attributes:
         process_set: the ranks that take part.
-        op: ``Average`` or ``Sum``.
+        op: ``Average``, ``Sum``, or ``Adasum``, which combines the changes of parameters, not gradients.
         passes: backward passes before the gradients are reduced, as their mean; 1 reduces after each.
         predivide: divides before the sum, and multiplies after it.
         sparse_as_dense: whether sparse gradients are made dense.
@@ -51,9 +51,9 @@ class Rule:
 
     def check(self) -> None:
         """Raise GradientError for what cannot be meant."""
-        if self.op not in (ReduceOp.Average, ReduceOp.Sum):
+        if self.op not in (ReduceOp.Average, ReduceOp.Sum, ReduceOp.Adasum):
             raise GradientError(
-                f"DistributedOptimizer reduces gradients by Average or Sum, not by {self.op!r}.",
+                f"DistributedOptimizer combines ranks by Average, Sum or Adasum, not by {self.op!r}.",
                 fix="Write op=hora.Average, or reduce with hora.allreduce(parameter.grad, op=...) yourself.",
             )
         if not isinstance(self.passes, int) or self.passes < 1:
@@ -66,11 +66,21 @@ class Rule:
                 f"gradient_predivide_factor={self.predivide!r} goes with op=Average, and is above 0.",
                 fix="Leave it out.",
             )
+        if self.op is ReduceOp.Adasum and isinstance(self.compression, GradientCompression):
+            raise GradientError(
+                f"op=hora.Adasum does not go with {type(self.compression).__name__}, which adds up.",
+                fix="Write compression=hora.Compression.fp16 or bf16, or leave it out.",
+            )
+
+    @property
+    def members(self) -> int:
+        """Ranks that work together: 1 on a rank outside the process set, which is on its own."""
+        return len(self.process_set.members) if self.process_set.included() else 1
 
     @property
     def size(self) -> int:
-        """Ranks that reduce together: 1 on a rank outside the process set, which keeps its own gradients."""
-        return len(self.process_set.members) if self.process_set.included() else 1
+        """Ranks that reduce gradients together: 1 with Adasum, where each rank keeps its own."""
+        return 1 if self.op is ReduceOp.Adasum else self.members
 
     @property
     def once(self) -> bool:
@@ -84,13 +94,13 @@ class Rule:
         accumulated = max(passes, 1) if self.passes > 1 else 1
         return (size if self.predivide == 1 else self.predivide) * accumulated
 
-    def send(self, bucket: Bucket) -> Sent:
-        """Start summing the bucket over the ranks."""
+    def send(self, bucket: Bucket, wait: Callable[[Any, torch.device], None]) -> Sent:
+        """Start summing the bucket over the ranks; ``wait`` waits for what cannot go on meanwhile."""
         if self.size == 1:
             return Sent(None, None, None)
         group = self.process_set.group
         if isinstance(self.compression, GradientCompression):
-            return self._exchange(bucket, self.compression, group)
+            return self._exchange(bucket, self.compression, group, wait)
         wire, context = self.compression.compress(bucket.wire)
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM)
@@ -99,16 +109,28 @@ class Rule:
         return Sent(work, None if wire is bucket.wire else wire, context)
 
     def receive(self, bucket: Bucket, sent: Sent) -> None:
-        """After the work has ended: the bucket holds the result."""
+        """After the work has ended: the bucket holds what the ranks sent, added up."""
         if sent.wire is not None and not isinstance(self.compression, GradientCompression):
             bucket.wire.copy_(self.compression.decompress(sent.wire, sent.context))
-        if self.predivide != 1:
-            # The flags and marks in the bucket only count as zero or not.
-            bucket.wire.mul_(self.predivide / self.size)
 
-    def _exchange(self, bucket: Bucket, compression: GradientCompression, group: dist.ProcessGroup) -> Sent:
+    def finish(self, bucket: Bucket, joined: float | torch.Tensor) -> None:
+        """Make the average one of the ranks that are there: ``joined`` ranks sent nothing."""
+        if self.op is not ReduceOp.Average or self.size == 1:
+            return
+        total = self.size if self.predivide == 1 else self.predivide
+        factor = total / (self.size - joined)
+        if isinstance(factor, torch.Tensor) or factor != 1:
+            bucket.scale(factor)
+
+    def _exchange(
+        self,
+        bucket: Bucket,
+        compression: GradientCompression,
+        group: dist.ProcessGroup,
+        wait: Callable[[Any, torch.device], None],
+    ) -> Sent:
         tail = bucket.tail.clone()
-        dist.all_reduce(tail, group=group)
+        wait(dist.all_reduce(tail, group=group, async_op=True), tail.device)
         bucket.tail.copy_(tail)
         present = tail[: len(bucket.names)].tolist()
         pairs = [

@@ -16,6 +16,7 @@ from hora.torch._arguments import check_root
 from hora.torch._context import Context, required
 from hora.torch._guard import collective
 from hora.torch._objects import send_object
+from hora.torch._process_sets import global_process_set
 from hora.torch._wire import as_bytes
 
 __all__ = ["broadcast_optimizer_state", "broadcast_parameters"]
@@ -198,7 +199,9 @@ def _broadcast_in_place(tensors: Sequence[torch.Tensor], root_rank: int, context
             flat = torch.cat([as_bytes(tensor) for tensor in chunk])
             wire = flat if flat.device.type in context.devices else flat.to(context.device)
             with collective(context, "broadcast_parameters", [wire], root=root_rank):
-                dist.broadcast(wire, root_rank, group=context.group)
+                number = context.presence.call("broadcast_parameters", global_process_set)
+                work = dist.broadcast(wire, root_rank, group=context.group, async_op=True)
+                context.presence.wait(work, wire.device, number=number, what="broadcast_parameters")
             if context.world.rank == root_rank:
                 continue
             lengths = [tensor.numel() * tensor.element_size() for tensor in chunk]

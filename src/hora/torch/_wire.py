@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from hora.core.errors import CollectiveError
+from hora.torch import _context
 
 __all__ = [
     "agree_on_rows",
@@ -18,6 +20,7 @@ __all__ = [
     "join_bytes",
     "row_bytes",
     "start_gather",
+    "wait_for",
 ]
 
 _MAX_DIMENSIONS = 16
@@ -38,6 +41,15 @@ def start_gather(output: torch.Tensor, wire: torch.Tensor, group: dist.ProcessGr
     return work
 
 
+def wait_for(work: Any, wire: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Wait for work of the operation that was the last to start; it is refused if a member has joined."""
+    context = _context.required("synchronize")
+    process_set = None
+    if group is not context.group:
+        process_set = next((each for each in context.process_sets.values() if each._group is group), None)
+    context.presence.wait(work, wire.device, process_set=process_set)
+
+
 def gather_bytes(wire: torch.Tensor, lengths: Sequence[int], group: dist.ProcessGroup) -> list[torch.Tensor]:
     """All ranks' byte vectors, whose lengths every rank knows. Engines want equal lengths, so pad."""
     longest = max(lengths)
@@ -46,7 +58,7 @@ def gather_bytes(wire: torch.Tensor, lengths: Sequence[int], group: dist.Process
     if wire.numel() < longest:
         wire = torch.cat([wire, wire.new_zeros(longest - wire.numel())])
     flat = wire.new_empty(longest * len(lengths))
-    gather_flat(flat, wire, group)
+    wait_for(start_gather(flat, wire, group), wire, group)
     return [row[:length] for row, length in zip(flat.view(len(lengths), longest), lengths, strict=True)]
 
 
@@ -87,7 +99,7 @@ def agree_on_rows(
     lines = [_header(tensor, width) for tensor in tensors]
     header = torch.tensor(lines, dtype=torch.int64, device=control)
     headers = header.new_empty(len(ranks) * header.numel())
-    gather_flat(headers, header.reshape(-1), group)
+    wait_for(start_gather(headers, header.reshape(-1), group), header, group)
     table: list[list[list[int]]] = headers.view(len(ranks), len(tensors), width).tolist()
     for rank, own in zip(ranks, table, strict=True):
         for first, row in zip(table[0], own, strict=True):

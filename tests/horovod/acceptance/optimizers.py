@@ -501,33 +501,44 @@ def test_sync_batch_norm_equals_the_union_batch():
     ) or torch.allclose(norm.weight.grad, plain.weight.grad, atol=1e-10)
 
 
-def test_elastic_names_say_that_they_are_to_come():
-    for make in (
-        lambda: hvd.elastic.run(print),
+def test_elastic_names_say_that_they_are_to_come_when_they_are_called():
+    @hvd.elastic.run
+    def train(state):
+        """Defining it is no call."""
+
+    for call in (
+        lambda: train(None),
         hvd.elastic.TorchState,
         lambda: hvd.elastic.ElasticSampler([]),
+        lambda: hvd.elastic.state.ModelStateHandler(None),
+        hvd.elastic.state.get_handler_registry,
     ):
         with pytest.raises(NotImplementedError, match="elastic"):
-            make()
+            call()
 
 
-def test_names_of_private_modules():
-    import horovod.common.elastic
-    import horovod.common.exceptions
-    import horovod.common.process_sets
-    import horovod.common.util
-    import horovod.torch.compression
-    import horovod.torch.elastic
-    import horovod.torch.elastic.sampler
-    import horovod.torch.elastic.state
-    import horovod.torch.functions
-    import horovod.torch.mpi_ops
-    import horovod.torch.optimizer
+def test_a_class_made_from_the_private_one():
+    """As scripts do that build the optimizer's class themselves."""
+    from horovod.torch.optimizer import _DistributedAdasumOptimizer, _DistributedOptimizer
 
-    assert horovod.torch.mpi_ops.allreduce is hvd.allreduce
-    assert horovod.common.exceptions.HorovodInternalError is hvd.HorovodInternalError
-    assert horovod.common.util.split_list(list(range(5)), 2) == [[0, 1, 2], [3, 4]]
-    assert horovod.__version__.startswith("0.")
+    plain, model = network(), network()
+    reference = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    made = type("SGD", (torch.optim.SGD,), dict(_DistributedOptimizer.__dict__))
+    optimizer = made(inner.param_groups, model.named_parameters(), hvd.Compression.none, 1, hvd.Average)
+    assert isinstance(optimizer, torch.optim.SGD)
+    for x, y in batches(2):
+        reference.zero_grad()
+        optimizer.zero_grad()
+        loss_of(plain, x, y).backward()
+        loss_of(model, part(x), part(y)).backward()
+        reference.step()
+        optimizer.step()
+    assert equal(plain, model)
+    made = type("SGD", (torch.optim.SGD,), dict(_DistributedAdasumOptimizer.__dict__))
+    optimizer = made(inner.param_groups, model.named_parameters(), hvd.Compression.none)
+    with pytest.raises(AssertionError, match="Adasum"):
+        optimizer.skip_synchronize()
 
 
 def test_adasum():

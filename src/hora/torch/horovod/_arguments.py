@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from hora.torch._groups import even_parts
 from hora.torch._request import ReduceOp
 
 __all__ = ["check_arguments", "named", "split_groups"]
@@ -81,12 +81,7 @@ def split_groups(groups: Any, parameters: Sequence[torch.Tensor]) -> list[list[t
     """
     wanted = [parameter for parameter in parameters if parameter.requires_grad]
     if isinstance(groups, int):
-        count = min(groups, len(wanted))
-        if count == 0:
-            return []
-        share, extra = divmod(len(wanted), count)
-        ends = [share * number + min(number, extra) for number in range(count + 1)]
-        return [wanted[start:end] for start, end in itertools.pairwise(ends)]
+        return [list(part) for part in even_parts(wanted, groups)]
     times = Counter(id(parameter) for group in groups for parameter in group)
     if any(count > 1 for count in times.values()):
         raise ValueError("A parameter can only appear once in groups.")

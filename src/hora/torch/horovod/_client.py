@@ -19,11 +19,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from hora.torch import _context
 from hora.torch._context import Context
 from hora.torch._execute import execute
-from hora.torch._process_sets import ProcessSet
+from hora.torch._process_sets import ProcessSet, global_process_set
 from hora.torch._request import Request
 from hora.torch.horovod._coordinator import Coordinator
 from hora.torch.horovod._errors import HorovodInternalError
@@ -118,6 +119,7 @@ class Client:
 
     Args:
         context: the job.
+        group: of all ranks, used by the executor alone.
         control: connection on which this rank asks and is told.
         alarm: connection on which it hears that a rank is gone.
         coordinator: the other side, on rank 0, which is then told directly.
@@ -134,6 +136,7 @@ class Client:
     def __init__(
         self,
         context: Context,
+        group: dist.ProcessGroup,
         control: socket.socket,
         alarm: socket.socket,
         *,
@@ -142,6 +145,7 @@ class Client:
         change_set: Callable[[ProcessSet, Sequence[int]], None],
     ) -> None:
         self._context = context
+        self._group = group
         self._control = control
         self._alarm = alarm
         self._coordinator = coordinator
@@ -172,7 +176,10 @@ class Client:
         """
         set_id = request.process_set.process_set_id
         assert set_id is not None
-        kind = request.kind.value
+        if request.process_set is global_process_set:
+            request.own_group = self._group
+        # As Horovod has it, a name is in use for one kind of operation only, and groups are a kind.
+        kind = f"grouped_{request.kind.value}" if request.grouped else request.kind.value
         name = request.name
         if name is None:
             name = f"noname.{next(self._counters[set_id, kind])}"
@@ -358,7 +365,7 @@ class Client:
         pending = self._waiting.get(key)
         if pending is not None or ask is None:
             return pending or Pending(key)
-        return Pending(key, zeros(key, Ask.from_wire(ask), self._context))
+        return Pending(key, zeros(key, Ask.from_wire(ask), self._context, own_group=self._group))
 
     def _take(self, key: Key) -> Pending:
         with self._lock:

@@ -53,11 +53,11 @@ class Coordinator:
         token: what they say first.
     """
 
-    def __init__(self, size: int, options: Options, trace: Trace, *, address: str) -> None:
-        self._size = size
+    def __init__(self, table: Table, options: Options, trace: Trace, *, address: str) -> None:
+        self._size = size = table.size
         self._options = options
         self._trace = trace
-        self._table = Table(size)
+        self._table = table
         self._queue: list[Answer] = []
         self._busy = False
         self._selector = selectors.DefaultSelector()

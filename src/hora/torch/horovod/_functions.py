@@ -72,11 +72,12 @@ def broadcast_parameters(
     """
     if isinstance(params, Mapping):
         named: list[tuple[str | None, Any]] = [*sorted(params.items())]
-    elif isinstance(params, Iterable) and not isinstance(params, str | torch.Tensor):
+    elif isinstance(params, Iterable) and not isinstance(params, str | torch.Tensor | torch.nn.Module):
         named = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
     else:
         raise ValueError(  # noqa: TRY004 - as Horovod
-            f"broadcast_parameters takes a state_dict or a list, not {type(params).__name__}."
+            f"broadcast_parameters takes model.state_dict() or a list of parameters, not a "
+            f"{type(params).__name__}."
         )
     handles = [
         broadcast_async_(tensor.detach(), root_rank, name, process_set)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -111,13 +111,25 @@ class _Entry:
 
 
 class Table:
-    """The operations that wait, for a job of ``size`` ranks."""
+    """The operations that wait, for a job of ``size`` ranks.
 
-    def __init__(self, size: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._size = size
+    Args:
+        sets: members of the process sets that are in use already, by their ids.
+        next_set: the id that the next one gets.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        sets: Mapping[int, Sequence[int]] | None = None,
+        next_set: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.size = size
         self._clock = clock
-        self._sets: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
-        self._next_set = 1
+        self._sets = {0: tuple(range(size))} | {key: tuple(found) for key, found in (sets or {}).items()}
+        self._next_set = next_set
         self._waiting: dict[Key, _Entry] = {}
         self._joined: list[int] = []
         self._left: dict[int, str] = {}
@@ -141,7 +153,7 @@ class Table:
             text = next(iter(self._left.values()))
             self._joined.remove(rank)
             return [*answers, Fail(key=(0, "join"), ranks=(rank,), text=text, echo=True)]
-        if len(self._joined) == self._size:
+        if len(self._joined) == self.size:
             answers.append(Joined(last=self._joined[-1]))
             self._joined.clear()
         return answers

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from hora.torch._changes import Changes
 from hora.torch._compression import Compression, Compressor
 from hora.torch._process_sets import ProcessSet, global_process_set
 from hora.torch._request import ReduceOp
@@ -27,7 +28,7 @@ from hora.torch.horovod._operations import (
 from hora.torch.horovod._reductions import Reductions
 from hora.torch.horovod._session import session
 
-__all__ = ["DistributedOptimizer"]
+__all__ = ["DistributedOptimizer", "_DistributedAdasumOptimizer", "_DistributedOptimizer"]
 
 
 def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's
@@ -63,24 +64,16 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's
         warnings.warn("num_groups is deprecated; write groups=.", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
     op = by_number(op)
-    check_arguments(
-        backward_passes_per_step=backward_passes_per_step,
-        op=op,
-        gradient_predivide_factor=gradient_predivide_factor,
-        groups=groups,
-    )
-    session("DistributedOptimizer")
     adasum = op is ReduceOp.Adasum and (process_set.size() or 1) > 1
-    base = _AdasumOptimizer if adasum else _GradientOptimizer
-    kind: Any = type(type(optimizer).__name__, (type(optimizer),), _methods(base))
+    base = _DistributedAdasumOptimizer if adasum else _DistributedOptimizer
+    kind: Any = type(type(optimizer).__name__, (type(optimizer),), dict(vars(base)))
     wrapped = kind.__new__(kind)
     # Sharing the dictionary's contents keeps state, hooks and schedulers of the optimizer as they are; a
     # scheduler's patch of step() on the instance would hide ours.
     vars(wrapped).update({key: value for key, value in vars(optimizer).items() if key != "step"})
-    wrapped._hora = Reductions(
+    _prepare(
         wrapped,
-        base=type(optimizer),
-        named_parameters=named_parameters,
+        named_parameters,
         compression=compression,
         passes=backward_passes_per_step,
         op=op,
@@ -92,10 +85,71 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's
     return wrapped
 
 
-class _GradientOptimizer:
-    """Methods of the wrapped optimizer's class."""
+def _prepare(
+    wrapped: Any,
+    named_parameters: Any,
+    *,
+    compression: Any,
+    passes: int,
+    op: ReduceOp,
+    predivide: float = 1.0,
+    groups: Any = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Give an optimizer of a wrapping class what its methods need."""
+    check_arguments(
+        backward_passes_per_step=passes, op=op, gradient_predivide_factor=predivide, groups=groups
+    )
+    session("DistributedOptimizer")
+    wrapped._hora = Reductions(
+        wrapped,
+        base=type(wrapped).__base__,
+        named_parameters=named_parameters,
+        compression=compression,
+        passes=passes,
+        op=op,
+        predivide=predivide,
+        groups=groups,
+        sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
+    )
+
+
+class _DistributedOptimizer(Optimizer):
+    """Methods of the wrapped optimizer's class.
+
+    Private in Horovod, but some scripts make a class of their own from its dictionary,
+    ``type(name, (SGD,), dict(_DistributedOptimizer.__dict__))``, and give that the parameter groups of an
+    optimizer and the further arguments of :func:`DistributedOptimizer`.
+    """
 
     _hora: Reductions
+
+    def __init__(  # noqa: PLR0917 - Horovod's
+        self,
+        params: Any,
+        named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
+        compression: type[Compressor] | Compressor,
+        backward_passes_per_step: int = 1,
+        op: ReduceOp = ReduceOp.Average,
+        gradient_predivide_factor: float = 1.0,
+        groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+        sparse_as_dense: bool = False,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        _plain(self).__init__(self, params)
+        _prepare(
+            self,
+            named_parameters,
+            compression=compression,
+            passes=backward_passes_per_step,
+            op=by_number(op),
+            predivide=gradient_predivide_factor,
+            groups=groups,
+            sparse_as_dense=sparse_as_dense,
+            process_set=process_set,
+        )
 
     def synchronize(self) -> None:
         """Wait until all gradients are reduced. Then clip or unscale them, and ``step()`` inside
@@ -158,11 +212,11 @@ class _GradientOptimizer:
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As the optimizer's own; the new parameters are reduced too."""
-        shared = self._hora
-        shared.base.add_param_group(self, param_group)
-        number = len(self.param_groups) - 1  # type: ignore[attr-defined]
-        fresh = self.param_groups[-1]["params"]  # type: ignore[attr-defined]
-        shared.adopt([(f"noname.{number}.{place}", parameter) for place, parameter in enumerate(fresh)])
+        _plain(self).add_param_group(self, param_group)
+        if hasattr(self, "_hora"):  # else the class's own constructor adds the first ones
+            number = len(self.param_groups) - 1
+            fresh = self.param_groups[-1]["params"]
+            self._hora.adopt([(f"noname.{number}.{at}", parameter) for at, parameter in enumerate(fresh)])
 
     def load_state_dict(self, state_dict: Any) -> None:
         """As the optimizer's own; reductions under way are forgotten."""
@@ -171,8 +225,31 @@ class _GradientOptimizer:
         self._hora.base.load_state_dict(self, state_dict)
 
 
-class _AdasumOptimizer(_GradientOptimizer):
+class _DistributedAdasumOptimizer(Optimizer):
     """Each rank takes its own step; the changes of the weights are combined by Adasum."""
+
+    _hora: Reductions
+
+    def __init__(
+        self,
+        params: Any,
+        named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
+        compression: type[Compressor] | Compressor,
+        backward_passes_per_step: int = 1,
+    ) -> None:
+        _plain(self).__init__(self, params)
+        _prepare(
+            self,
+            named_parameters,
+            compression=compression,
+            passes=backward_passes_per_step,
+            op=ReduceOp.Adasum,
+        )
+
+    set_backward_passes_per_step = _DistributedOptimizer.set_backward_passes_per_step
+    zero_grad = _DistributedOptimizer.zero_grad
+    add_param_group = _DistributedOptimizer.add_param_group
+    load_state_dict = _DistributedOptimizer.load_state_dict
 
     def synchronize(self) -> None:
         """Nothing: the changes of the weights are reduced in ``step()``."""
@@ -190,27 +267,25 @@ class _AdasumOptimizer(_GradientOptimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters by the combined changes of all ranks."""
         shared = self._hora
-        before = {parameter: parameter.detach().clone() for parameter in shared.names}
+        changes = Changes(list(shared.names))
         result = shared.base_step(self, closure)
-        handles = []
-        with torch.no_grad():
-            for parameter, start in before.items():
-                packed, context = shared.compression.compress(parameter - start)
+
+        def combine(own: list[torch.Tensor]) -> list[torch.Tensor]:
+            started = []
+            for name, change in zip(shared.names.values(), own, strict=True):
+                packed, context = shared.compression.compress(change)
                 handle = allreduce_async_(
-                    packed,
-                    name=f"delta.{shared.names[parameter]}",
-                    op=shared.op,
-                    process_set=shared.process_set,
+                    packed, name=f"delta.{name}", op=shared.op, process_set=shared.process_set
                 )
-                handles.append((parameter, start, handle, context))
-            for parameter, start, handle, context in handles:
-                parameter.copy_(start + shared.compression.decompress(synchronize(handle), context))
+                started.append((handle, context))
+            return [
+                shared.compression.decompress(synchronize(handle), context) for handle, context in started
+            ]
+
+        changes.combine(combine)
         return result
 
 
-def _methods(base: type) -> dict[str, Any]:
-    """What a class and its bases define, for a class made at run time."""
-    found: dict[str, Any] = {}
-    for kind in reversed(base.__mro__[:-1]):
-        found |= {name: value for name, value in vars(kind).items() if not name.startswith("__")}
-    return found
+def _plain(wrapped: Optimizer) -> Any:
+    """The class of the optimizer that was wrapped."""
+    return type(wrapped).__base__

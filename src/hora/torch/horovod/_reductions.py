@@ -85,7 +85,8 @@ class Reductions:
         if self.active and self.op is not ReduceOp.Adasum and parameter.requires_grad:
             self.hooked.add(parameter)
             if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)  # as Horovod leaves it
+                blank = parameter.grad = torch.zeros_like(parameter)  # as Horovod leaves it
+                _give_way(parameter, blank)
             hook = functools.partial(_on_gradient, weakref.ref(self))
             parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
@@ -163,12 +164,15 @@ class Reductions:
         self.under_way[group[0]] = handle, finish
 
     def into(self, parameter: torch.Tensor, gradient: torch.Tensor, context: Any) -> Finish:
-        was_sparse = parameter.grad is not None and parameter.grad.is_sparse
+        own = parameter.grad
+        sparse_dimensions = own.sparse_dim() if own is not None and own.is_sparse else 0
 
         def finish(result: torch.Tensor) -> None:
             restored = self.compression.decompress(result, context)
-            if was_sparse:  # what was reduced densely comes back sparse: SparseAdam takes nothing else
-                parameter.grad = restored.to_sparse()
+            if sparse_dimensions:
+                # What was reduced densely comes back sparse, in the same form, so that the next gradient can
+                # be added: SparseAdam takes nothing else.
+                parameter.grad = restored.to_sparse(sparse_dimensions)
             elif restored.data_ptr() != gradient.data_ptr():
                 with torch.no_grad():
                     gradient.copy_(restored)
@@ -222,6 +226,19 @@ class Reductions:
             return loss
         op = ReduceOp.Sum if self.op is ReduceOp.Sum else ReduceOp.Average
         return allreduce(loss.detach(), op=op, process_set=self.process_set)
+
+
+def _give_way(parameter: torch.Tensor, blank: torch.Tensor) -> None:
+    """Let a sparse gradient take the place of the first zeros: added to them it would become dense, which
+    optimizers of sparse gradients refuse.
+    """
+
+    def before(gradient: torch.Tensor) -> None:
+        handle.remove()
+        if gradient.is_sparse and parameter.grad is blank:
+            parameter.grad = None
+
+    handle = parameter.register_hook(before)  # type: ignore[no-untyped-call]
 
 
 def _on_gradient(owner: weakref.ref[Reductions], parameter: torch.Tensor) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import datetime
 import json
 import os
 import sys
@@ -23,6 +24,7 @@ from hora.torch._process_sets import ProcessSet, global_process_set
 from hora.torch.horovod._client import Client, connect
 from hora.torch.horovod._coordinator import Coordinator
 from hora.torch.horovod._errors import HorovodInternalError
+from hora.torch.horovod._match import Table
 from hora.torch.horovod._options import Options, options
 from hora.torch.horovod._timeline import Trace
 
@@ -35,6 +37,8 @@ class Session:
 
     Attributes:
         context: the job.
+        group: of all ranks, for the data of negotiated operations alone; the script's own calls of
+            ``torch.distributed``, in another order than theirs, travel on another.
         client: this rank's side of the negotiation.
         coordinator: the other side, on rank 0.
         trace: the timeline; only rank 0's is ever started.
@@ -44,6 +48,7 @@ class Session:
     """
 
     context: Context
+    group: dist.ProcessGroup
     client: Client
     coordinator: Coordinator | None
     trace: Trace
@@ -54,6 +59,7 @@ class Session:
 
 
 _session: Session | None = None
+_generation = 0
 _coordinators: list[Coordinator] = []
 """Those of sessions that have ended here, and go on for ranks that have not."""
 _pid = -1
@@ -155,20 +161,25 @@ def _check_comm(comm: Any, context: Context) -> None:
 
 
 def _negotiate(context: Context, found: Options, *, dynamic: bool, owns_job: bool) -> Session:
+    global _generation
     trace = Trace()
     coordinator = None
+    timeout = datetime.timedelta(seconds=context.settings.timeout)
+    group: dist.ProcessGroup = dist.new_group(timeout=timeout)
     store: Any = dist.distributed_c10d._get_default_store()
+    key = f"horovod/{_generation}/coordinator"  # the store may be that of an earlier negotiation, too
+    _generation += 1
     if context.world.rank == 0:
         one_host = context.world.host_count == 1
-        coordinator = Coordinator(
-            context.world.size, found, trace, address="127.0.0.1" if one_host else "0.0.0.0"
-        )
+        sets = {number: made.members for number, made in context.process_sets.items()}
+        table = Table(context.world.size, sets=sets, next_set=context.next_process_set)
+        coordinator = Coordinator(table, found, trace, address="127.0.0.1" if one_host else "0.0.0.0")
         control, alarm = coordinator.attach()
         host = "127.0.0.1" if one_host else _own_address(context)
-        store.set("horovod/coordinator", json.dumps([host, coordinator.port, coordinator.token]))
+        store.set(key, json.dumps([host, coordinator.port, coordinator.token]))
         coordinator.start()
     else:
-        host, port, token = json.loads(store.get("horovod/coordinator"))
+        host, port, token = json.loads(store.get(key))
         control, alarm = connect(host, port, token, rank=context.world.rank)
 
     def change_set(process_set: ProcessSet, ranks: Sequence[int]) -> None:
@@ -177,10 +188,13 @@ def _negotiate(context: Context, found: Options, *, dynamic: bool, owns_job: boo
         else:
             _process_sets.remove_process_set(process_set)
 
-    client = Client(context, control, alarm, coordinator=coordinator, trace=trace, change_set=change_set)
+    client = Client(
+        context, group, control, alarm, coordinator=coordinator, trace=trace, change_set=change_set
+    )
     _request.use(client)
     made = Session(
         context=context,
+        group=group,
         client=client,
         coordinator=coordinator,
         trace=trace,
@@ -215,9 +229,11 @@ def _end(ended: Session, *, abrupt: bool) -> None:
     if ended.coordinator is not None:
         _coordinators.append(ended.coordinator)
     ended.trace.stop()
-    if not free:
-        # The executor is stuck in the engine, since a rank is gone. Closing the group would wait for it.
-        for held in (ended.context.group, *ended.context.pending):
+    if free:
+        dist.destroy_process_group(ended.group)
+    else:
+        # The executor is stuck in the engine, since a rank is gone. Closing the groups would wait for it.
+        for held in (ended.context.group, ended.group, *ended.context.pending):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 
 

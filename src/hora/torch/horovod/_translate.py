@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from hora.torch._context import Context
 from hora.torch._execute import execute
@@ -44,8 +45,8 @@ def describe(request: Request) -> Ask:
     )
 
 
-def zeros(key: Key, ask: Ask, context: Context) -> Request:
-    """What a joined rank contributes."""
+def zeros(key: Key, ask: Ask, context: Context, *, own_group: dist.ProcessGroup) -> Request:
+    """What a joined rank contributes; ``own_group`` carries what concerns all ranks."""
     device = context.device if ask.device == "GPU" else torch.device("cpu")
     process_set = context.process_sets[key[0]] if key[0] else global_process_set
     return Request(
@@ -58,6 +59,7 @@ def zeros(key: Key, ask: Ask, context: Context) -> Request:
         postscale=ask.postscale,
         process_set=process_set,
         grouped=ask.grouped,
+        own_group=None if key[0] else own_group,
     )
 
 
@@ -74,6 +76,7 @@ def run_together(requests: Sequence[Request]) -> list[Any]:
         root=first.root,
         process_set=first.process_set,
         grouped=True,
+        own_group=first.own_group,
     )
     if all(request.outputs is not None for request in requests):
         joint.outputs = [request.outputs[0] for request in requests]  # type: ignore[index]

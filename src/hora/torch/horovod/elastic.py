@@ -1,7 +1,11 @@
-"""Horovod's elastic names. They come with Hora's elastic engine; until then each says so when it is used."""
+"""Horovod's elastic names. They come with Hora's elastic engine; until then each says so when it is called,
+so that a script which only defines something with them can be imported.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from hora.torch.horovod._errors import HorovodInternalError, HostsUpdatedInterrupt
@@ -10,10 +14,16 @@ __all__ = [
     "ElasticSampler",
     "HorovodInternalError",
     "HostsUpdatedInterrupt",
+    "ModelStateHandler",
     "ObjectState",
+    "OptimizerStateHandler",
+    "SamplerStateHandler",
     "State",
+    "StateHandler",
     "TorchState",
+    "get_handler_registry",
     "run",
+    "set_handler_registry",
 ]
 
 
@@ -24,13 +34,36 @@ def _refuse(name: str) -> NoReturn:
     )
 
 
-def run(func: Any) -> NoReturn:
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """A function in place of ``func`` that is not there yet.
+
+    Raises:
+        NotImplementedError: when that function is called.
+    """
+
+    @functools.wraps(func)
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        _refuse("run")
+
+    return refused
+
+
+def get_handler_registry() -> NoReturn:
     """Not there yet.
 
     Raises:
         NotImplementedError: always.
     """
-    _refuse("run")
+    _refuse("get_handler_registry")
+
+
+def set_handler_registry(registry: Any) -> NoReturn:
+    """Not there yet.
+
+    Raises:
+        NotImplementedError: always.
+    """
+    _refuse("set_handler_registry")
 
 
 class State:
@@ -49,6 +82,22 @@ class ObjectState(State):
 
 
 class TorchState(ObjectState):
+    """Not there yet, see :class:`State`."""
+
+
+class StateHandler(State):
+    """Not there yet, see :class:`State`."""
+
+
+class ModelStateHandler(StateHandler):
+    """Not there yet, see :class:`State`."""
+
+
+class OptimizerStateHandler(StateHandler):
+    """Not there yet, see :class:`State`."""
+
+
+class SamplerStateHandler(StateHandler):
     """Not there yet, see :class:`State`."""
 
 

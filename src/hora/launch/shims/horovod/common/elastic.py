@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from hora.torch.horovod.elastic import ObjectState, State
+from hora.torch.horovod.elastic import ObjectState, State, run
 
-__all__ = ["ObjectState", "State"]
+__all__ = ["ObjectState", "State", "run"]

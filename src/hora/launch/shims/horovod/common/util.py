@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hora.torch.horovod._backwards import num_rank_is_power_2
 
 __all__ = [
     "check_extension",
+    "env",
     "extension_available",
     "gloo_built",
     "gpu_available",
@@ -34,6 +37,17 @@ def check_extension(ext_name: str, ext_env_var: str = "", pkg_path: str = "", *a
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether Horovod's interface for this framework is there."""
     return ext_base_name.rpartition(".")[2] == "torch"
+
+
+@contextlib.contextmanager
+def env(**kwargs: str | None) -> Iterator[None]:
+    """Environment variables, inside ``with`` only; None takes one away."""
+    former = {name: os.environ.get(name) for name in kwargs}
+    _set(kwargs)
+    try:
+        yield
+    finally:
+        _set(former)
 
 
 def gpu_available(ext_base_name: str = "torch", verbose: bool = False) -> bool:
@@ -76,3 +90,11 @@ def split_list(items: Sequence[Any], num_parts: int) -> list[list[Any]]:
     share, extra = divmod(len(items), num_parts)
     ends = [share * part + min(part, extra) for part in range(num_parts + 1)]
     return [list(items[start:end]) for start, end in itertools.pairwise(ends)]
+
+
+def _set(values: dict[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

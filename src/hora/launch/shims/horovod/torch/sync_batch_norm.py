@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from hora.torch import SyncBatchNorm
+from hora.torch.horovod import SyncBatchNorm
 
 __all__ = ["SyncBatchNorm"]
