@@ -116,6 +116,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's name, and its order
         require_same(
             [_description(name, parameter) for name, parameter in named],
             context,
+            function="DistributedOptimizer",
             what="The parameters of the optimizer",
             fix="Build the same model and optimizer on every rank, whatever its rank is.",
             error=GradientError,
@@ -124,6 +125,8 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's name, and its order
     distributed: Any = _distributed_class(type(optimizer))
     optimizer.__class__ = distributed
     vars(optimizer)["_hora"] = _Attachment(optimizer, context, named, bucket_mb=bucket_mb, rule=rule)
+    if context.watch is not None:
+        context.watch.distributed(optimizer, named, named_parameters, rule, vars(optimizer)["_hora"].reducer)
     return optimizer
 
 
@@ -193,6 +196,7 @@ class _Distributed:
             require_same(
                 [_description(name, parameter) for name, parameter in added],
                 self._hora.context,
+                function="add_param_group",
                 what="The parameters of the added group",
                 fix="Add the same group on every rank.",
                 error=GradientError,
