@@ -281,7 +281,8 @@ def test_work_declared_as_one_ranks_own_keeps_nobody_waiting_in_vain() -> None:
     stage.look(now=now + 1001.1)
     stage.judge.stack(1, _stack(1))
     stage.look(now=now + 1001.1)
-    assert stage.verdict.kind == "late-rank"
+    [(verdict, stop)] = stage.desk.verdicts
+    assert (verdict.kind, stop) == ("late-rank", False)
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,12 @@ class Judge:
 
     def __init__(self, board: Board, desk: Desk, *, options: Options, hosts: Sequence[str]) -> None:
         from hora.guard.calls import Calls
+        from hora.guard.data import Data
+        from hora.guard.gradients import Gradients
         from hora.guard.late import Late
+        from hora.guard.pace import Pace
+        from hora.guard.plan import Plan
+        from hora.guard.replicas import Replicas
 
         self.board = board
         self.desk = desk
@@ -124,6 +129,7 @@ class Judge:
         self.late = Late(self)
         self._said: set[Hashable] = set()
         self._parts: list[Part] = [self.calls, self.late]
+        self._parts += [part(self) for part in (Plan, Gradients, Replicas, Data, Pace)]
         self._takers: dict[str, Part] = {kind: part for part in self._parts for kind in part.kinds}
 
     def receive(self, rank: int, record: Mapping[str, Any]) -> None:

@@ -81,6 +81,15 @@ class Bucket:
         return parameter.numel() < SMALL and parameter.is_contiguous()
 
     @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def payload(self) -> torch.Tensor:
+        """The gradients in the buffer, without flags and marks."""
+        return self._flat[: self._elements]
+
+    @property
     def bytes(self) -> int:
         return self._flat.numel() * self._flat.element_size()
 

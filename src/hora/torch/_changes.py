@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from hora.torch._adasum import adasum
 from hora.torch._context import Context
 from hora.torch._dtypes import reduced_in
+from hora.torch._guard import collective
 from hora.torch._request import ReduceOp
 from hora.torch._rules import GradientCompression, Rule
 
@@ -73,6 +74,10 @@ class LocalSteps:
         self._combine([torch.zeros_like(parameter) for parameter in _parameters(optimizer)])
 
     def _combine(self, own: list[torch.Tensor]) -> list[torch.Tensor]:
+        with collective(self._context, "combine changes", own, process_set=self._rule.process_set):
+            return self._combined(own)
+
+    def _combined(self, own: list[torch.Tensor]) -> list[torch.Tensor]:
         group = self._rule.process_set.group
         token = torch.zeros(1, dtype=torch.int32, device=self._context.control)
         # The swaps of Adasum cannot be watched; once this is through, everybody is there.

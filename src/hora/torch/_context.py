@@ -33,6 +33,7 @@ from hora.torch._presence import Presence
 
 if TYPE_CHECKING:
     from hora.torch._process_sets import ProcessSet
+    from hora.torch._watch import Watch
 
 __all__ = [
     "Context",
@@ -73,6 +74,7 @@ class Context:
         homogeneous: whether every host has the same number of workers.
         closing: called when the context ends.
         guard: what reports to the supervisor; None without one.
+        watch: what looks at the training for the guard; None without one.
     """
 
     world: World
@@ -95,6 +97,7 @@ class Context:
     homogeneous: bool = True
     closing: list[Callable[[], None]] = field(default_factory=list)
     guard: Guard | None = None
+    watch: Watch | None = None
 
     def waiting(self, place: tuple[int, int] | None) -> contextlib.AbstractContextManager[None]:
         """This rank waits in a collective of this place while the block runs."""
@@ -186,7 +189,10 @@ def init(
     )
     _current.timeline.mark("init", host=platform.node())
     if guard is not None:
+        from hora.torch import _watch  # it is of no use without a guard, and imports much
+
         guard.add_group(0, meeting.group)
+        _watch.start(_current)
     if run is not None and world.rank == 0:
         mode = "off" if guard is None else settings.guard
         run.describe(world=asdict(meeting.world), versions=_versions(), engines=engines, guard=mode)

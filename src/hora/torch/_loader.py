@@ -163,6 +163,8 @@ class Loader:
             self._epoch, self._consumed = self._epoch + 1, 0
         self._resumed = False
         self._serial += 1
+        if context.watch is not None:
+            context.watch.plan.own_loader(self)
         return self._batches(self._serial, context.world.rank, context.world.size, context.device)
 
     def state_dict(self) -> dict[str, int]:
@@ -195,6 +197,9 @@ class Loader:
         order = epoch_order(self.samples, seed=self._seed, epoch=epoch, shuffle=self._shuffle)
         shares = [share(step.start, step.stop, rank=rank, size=size) for step in steps]
         batches = self._fetcher.fetch(order, shares, seed=self._seed, epoch=epoch)
+        watch = required("data_loader").watch
+        if watch is not None:
+            batches = watch.loading_from(batches)
         for step in steps:
             if serial != self._serial:
                 raise UsageError(

@@ -140,6 +140,8 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's name, and its order
     vars(optimizer)["_hora"] = _Attachment(
         optimizer, context, named, bucket_mb=bucket_mb, rule=rule, groups=chosen
     )
+    if context.watch is not None:
+        context.watch.distributed(optimizer, named, named_parameters, rule, vars(optimizer)["_hora"].reducer)
     return optimizer
 
 

@@ -22,6 +22,7 @@ from hora.core.errors import GradientError, NotInitializedError
 from hora.torch import _context
 from hora.torch._buckets import Bucket, Named, assign
 from hora.torch._groups import Groups
+from hora.torch._guard import collective
 from hora.torch._marks import Marks, joined_now
 from hora.torch._rules import Rule
 
@@ -50,6 +51,7 @@ class Reducer:
         groups: Groups | None = None,
         number: int | None = None,
     ) -> None:
+        self.packed: Callable[[Bucket], None] | None = None  # the guard looks at this rank's own gradients
         self._context = context
         self._rule = rule
         self._groups = Groups() if groups is None else groups
@@ -175,9 +177,11 @@ class Reducer:
 
     def _answer(self, bucket: Bucket) -> None:
         bucket.pack_nothing(joined=self._rule.process_set.rank())
-        sent = self._rule.send(bucket, self._await)
-        if sent.work is not None:
-            self._await(sent.work, bucket.marks.device)
+        self._enter(bucket)
+        with self._context.waiting(bucket.place):
+            sent = self._rule.send(bucket, self._await)
+            if sent.work is not None:
+                self._await(sent.work, bucket.marks.device)
         self._rule.receive(bucket, sent)
         bucket.discard()
 
@@ -261,10 +265,10 @@ class Reducer:
             if self._rule.sparse_as_dense:
                 bucket.densify()
             bucket.pack(size=self._rule.divisor(self._passes), mark=self._steps % 2)
+            if self.packed is not None:
+                self.packed(bucket)
         bucket.started = time.time()
-        guard = self._context.guard
-        if guard is not None and self._rule.size > 1:
-            bucket.place = guard.enter("average gradients", [bucket.wire], process_set=self._rule.process_set)
+        self._enter(bucket)
         if self._rule.size > 1:
             self._context.presence.enter(bucket.label, self._set_id)
         with self._context.waiting(bucket.place):
@@ -274,6 +278,11 @@ class Reducer:
         self._next += 1
         if not nothing:
             bucket.release()  # behind the message, which is on its way by now
+
+    def _enter(self, bucket: Bucket) -> None:
+        guard = self._context.guard
+        if guard is not None and self._rule.size > 1:
+            bucket.place = guard.enter("average gradients", [bucket.wire], process_set=self._rule.process_set)
 
     def end(self, cycle: int) -> None:
         """Called when a backward has made all its gradients."""
@@ -341,8 +350,9 @@ class Reducer:
 
     def _add_up(self, *values: float) -> list[float]:
         wire = torch.tensor(values, dtype=torch.float64, device=self._context.control)
-        work = dist.all_reduce(wire, group=self._rule.process_set.group, async_op=True)
-        self._await(work, wire.device)
+        with collective(self._context, "average loss", [wire], process_set=self._rule.process_set):
+            work = dist.all_reduce(wire, group=self._rule.process_set.group, async_op=True)
+            self._await(work, wire.device)
         total: list[float] = wire.tolist()
         return total
 

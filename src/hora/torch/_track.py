@@ -56,6 +56,8 @@ class Tracker(Generic[Batch]):
         self._own = loader if isinstance(loader, Loader) else None
         first = self._own.epoch if self._own is not None else 0
         self._epochs = first + 1 if epochs is None else epochs
+        if self._context.watch is not None:
+            self._context.watch.plan.epochs(self._epochs - first)
         self._total = max(self._epochs, first) * self._per_epoch() if total is None else total
         self._watched = self._context.world.rank == 0
         self._display: Display = SilentDisplay()

@@ -1,0 +1,211 @@
+"""Do the ranks train on different samples, with different noise, in a new order each epoch?
+
+The verdicts ``same-data``, ``same-noise`` and ``same-order``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hora.guard.verdict import Verdict
+
+if TYPE_CHECKING:
+    from hora.guard.judge import Judge
+
+__all__ = ["Data"]
+
+STEPS = 3
+"""Steps in a row, from the first, in which the same data is no chance."""
+
+NOISE_STEPS = 2
+"""Steps with the same noise that are no chance."""
+
+
+@dataclass
+class _Group:
+    """One optimizer's first steps on all ranks."""
+
+    members: list[int]
+    where: str | None
+    reports: dict[int, dict[int, Mapping[str, Any]]] = field(default_factory=dict)
+    seen: int = 0
+    alike: list[set[int]] | None = None
+    """Sets of ranks that were fed the same in all steps so far."""
+    inputs: dict[int, set[str]] = field(default_factory=dict)
+    unlike: bool = False
+    """Whether ranks that were fed the same had different gradients."""
+    noisy: int = 0
+    drawn: str = ""
+    done: bool = False
+
+
+class Data:
+    """Compares what the ranks were fed."""
+
+    kinds = frozenset({"fed", "order"})
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self._groups: dict[str, _Group] = {}
+
+    def receive(self, rank: int, record: Mapping[str, Any]) -> None:
+        if record["kind"] == "order":
+            self._tell_order(record)
+            return
+        members = [int(member) for member in record["members"]]
+        if len(members) < 2:
+            return
+        group = self._groups.setdefault(str(record["key"]), _Group(members, record["where"]))
+        if group.done:
+            return
+        group.reports.setdefault(int(record["step"]), {})[rank] = record
+        self._advance(group)
+
+    def ended(self, rank: int) -> None:
+        return
+
+    def tick(self, now: float) -> None:
+        gone = self._judge.gone | self._judge.dead
+        for group in self._groups.values():
+            if not group.done and group.seen and all(member in gone for member in group.members):
+                self._decide(group)
+                group.done = True
+
+    def _advance(self, group: _Group) -> None:
+        while not group.done:
+            reports = group.reports.get(group.seen + 1)
+            if reports is None or any(member not in reports for member in group.members):
+                return
+            del group.reports[group.seen + 1]
+            group.seen += 1
+            self._compare(group, reports)
+            if group.seen >= STEPS:
+                self._decide(group)
+
+    def _compare(self, group: _Group, reports: Mapping[int, Mapping[str, Any]]) -> None:
+        fed = {rank: record["inputs"] or record["local"] for rank, record in reports.items()}
+        for rank, record in reports.items():
+            if record["inputs"]:
+                group.inputs.setdefault(rank, set()).add(record["inputs"])
+        if any(fed.values()):
+            before = group.alike if group.alike is not None else [set(group.members)]
+            group.alike = [
+                part for known in before for part in _parts({rank: fed[rank] for rank in known if fed[rank]})
+            ]
+            for part in group.alike:
+                local = {reports[rank]["local"] for rank in part}
+                group.unlike |= len(local) > 1
+        different = len({value for value in fed.values() if value}) > 1
+        for what in ("states", "noise", "fetched"):
+            drawn = {record[what] for record in reports.values()}
+            if different and len(drawn) == 1 and None not in drawn:
+                group.noisy += 1
+                group.drawn = group.drawn or what
+                break
+
+    def _decide(self, group: _Group) -> None:
+        constant = all(len(inputs) == 1 for inputs in group.inputs.values()) and group.seen > 1
+        if group.alike and not (group.inputs and constant and group.unlike):
+            group.done = True
+            self._tell_data(group, sorted(group.alike, key=len)[-1])
+        elif group.noisy >= NOISE_STEPS:
+            group.done = True
+            self._tell_noise(group)
+
+    def _tell_data(self, group: _Group, ranks: Iterable[int]) -> None:
+        from hora.guard.judge import ranks_text
+
+        same = sorted(ranks)
+        how = (
+            "their models were fed the same"
+            if group.inputs
+            else "their own gradients are equal to the last bit"
+        )
+        span = "step 1" if group.seen == 1 else f"each of steps 1 to {group.seen}"
+        self._judge.find(
+            Verdict(
+                kind="same-data",
+                text=f"{ranks_text(same).capitalize()} train on the same samples: in {span} {how}. So they "
+                "repeat each "
+                "other's work, and an epoch goes through the data once per rank.",
+                advice="Write loader = hora.data_loader(dataset, global_batch=...), which gives each rank "
+                "its own part; "
+                "or give torch's DataLoader a DistributedSampler; or let a stream skip to every size()-th "
+                "sample, "
+                "starting at rank().",
+                ranks=same,
+                where=group.where,
+                step=group.seen,
+            ),
+            key=("same-data",),
+        )
+
+    def _tell_noise(self, group: _Group) -> None:
+        what = {
+            "states": "the model's random numbers (dropout, say) started from the same state of the "
+            "generator on "
+            "all ranks",
+            "noise": "all ranks drew the same random tensors",
+            "fetched": "the random numbers drawn while samples were loaded started from the same state on "
+            "all ranks",
+        }[group.drawn]
+        self._judge.find(
+            Verdict(
+                kind="same-noise",
+                text=f"Ranks draw the same random noise for different samples: in {group.noisy} of the first "
+                f"{group.seen} steps {what}. The ranks' noise then does not average out as it does on one "
+                "worker.",
+                advice="Seed alike only while the model is built, and after that differently: "
+                "torch.manual_seed(seed + hora.rank()).",
+                ranks=group.members,
+                where=group.where,
+                step=group.seen,
+            ),
+            key=("same-noise",),
+        )
+
+    def _tell_order(self, record: Mapping[str, Any]) -> None:
+        text, advice = {
+            "set_epoch": (
+                f"Every epoch goes through the samples in the same order: the {record['what']} was not "
+                "told that a "
+                "new epoch has begun.",
+                "Write sampler.set_epoch(epoch) at the start of each epoch; or use hora.data_loader, which "
+                "counts its "
+                "epochs itself.",
+            ),
+            "generator": (
+                f"Every epoch goes through the samples in the same order, though a {record['what']} "
+                "shuffles them: its "
+                "random generator is set back before each epoch.",
+                "Seed once, before the first epoch; or use hora.data_loader(dataset, global_batch=..., "
+                "seed=...).",
+            ),
+            "permutation": (
+                "Every epoch goes through the samples in the same order: this line draws the same "
+                "permutation each time, "
+                "since its random generator is set back before.",
+                "Seed once, before the first epoch, or with seed + epoch.",
+            ),
+        }[record["how"]]
+        self._judge.find(
+            Verdict(
+                kind="same-order",
+                text=text,
+                advice=advice,
+                ranks=list(range(self._judge.size)),
+                where=record["where"],
+                step=int(record["step"]),
+            ),
+            key=("same-order",),
+        )
+
+
+def _parts(values: Mapping[int, str]) -> Sequence[set[int]]:
+    """Sets of two or more ranks with the same value."""
+    classes: dict[str, set[int]] = {}
+    for rank, value in values.items():
+        classes.setdefault(value, set()).add(rank)
+    return [ranks for ranks in classes.values() if len(ranks) > 1]

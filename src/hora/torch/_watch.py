@@ -1,0 +1,302 @@
+"""Watches the training for the guard: small records of what each step did, for the supervisor to compare.
+
+Hooks that torch calls at every optimizer's step take them. Nothing here calls a collective, waits for
+another rank, or lets a fault of its own reach the training: then it says so once and is silent.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from hora.core.errors import VerdictError
+from hora.torch import _watch_gradients as gradients
+from hora.torch._guard import user_frames
+from hora.torch._watch_group import Group, is_plain
+from hora.torch._watch_inputs import Inputs
+from hora.torch._watch_order import Orders
+from hora.torch._watch_plan import Plan
+from hora.torch._watch_prints import Prints
+
+if TYPE_CHECKING:
+    from hora.torch._buckets import Bucket
+    from hora.torch._context import Context
+    from hora.torch._reducer import Reducer
+    from hora.torch._rules import Rule
+
+__all__ = ["Watch", "start"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def start(context: Context) -> None:
+    """Watch this job from now on, until its context closes."""
+    context.watch = Watch(context)
+    context.closing.append(context.watch.close)
+
+
+def unharmed(method: Callable[Concatenate[Watch, P], R]) -> Callable[Concatenate[Watch, P], R | None]:
+    """A method that says what went wrong in it, once, rather than raising it into the training."""
+
+    @functools.wraps(method)
+    def call(self: Watch, *args: P.args, **kwargs: P.kwargs) -> R | None:
+        if self.broken or not self.reporter.active:
+            return None
+        try:
+            return method(self, *args, **kwargs)
+        except VerdictError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a fault of the watch is not the training's
+            self.give_up(error)
+            return None
+
+    harmless: Any = call
+    return harmless  # type: ignore[no-any-return]
+
+
+class Watch:
+    """The watch of one job on one rank.
+
+    Attributes:
+        step: steps of the optimizer that has made most.
+        data: seconds that this rank has waited for data.
+        broken: whether a fault has ended it.
+    """
+
+    def __init__(self, context: Context) -> None:
+        assert context.guard is not None
+        self.reporter = context.guard.reporter
+        self.rank, self.size = context.world.rank, context.world.size
+        self.step = 0
+        self.data = 0.0
+        self.loading = 0
+        self.broken = False
+        self.losses = gradients.Losses()
+        self.groups: weakref.WeakKeyDictionary[Optimizer, Group] = weakref.WeakKeyDictionary()
+        self._pid = os.getpid()
+        self._number: dict[str, int] = {}
+        self.modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self.prints = Prints(self)
+        self.plan = Plan(self)
+        self.inputs = Inputs(self)
+        self._undo: list[Callable[[], None]] = [
+            register_optimizer_step_pre_hook(self._before_step).remove,
+            register_optimizer_step_post_hook(self._after_step).remove,
+            self.losses.install(),
+            self.inputs.close,
+            Orders(self).install(),
+        ]
+        self.reporter.handlers["closely"] = self.prints.closely
+
+    # --- what others tell it --------------------------------------------------------------------
+
+    @unharmed
+    def distributed(
+        self,
+        optimizer: Optimizer,
+        named: Sequence[tuple[str, torch.Tensor]],
+        module: object,
+        rule: Rule,
+        reducer: Reducer | None,
+    ) -> None:
+        """An optimizer's gradients are averaged from now on."""
+        process_set = rule.process_set
+        members = process_set.members if process_set.included() else [self.rank]
+        group = Group(optimizer, distributed=len(members) > 1, members=members, where=here())
+        group.name({id(parameter): name for name, parameter in named})
+        if isinstance(module, torch.nn.Module):
+            self.module(module)
+        self.plan.passes[optimizer] = rule.passes
+        if reducer is not None and group.distributed:
+            reducer.packed = functools.partial(self._packed, group)
+        self._register(optimizer, group)
+
+    @unharmed
+    def module(self, module: torch.nn.Module) -> None:
+        """A module that is trained, or part of one that is."""
+        self.modules.add(module)
+
+    @unharmed
+    def broadcast(self, parameters: object, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """These tensors are the same on all ranks from now on."""
+        if isinstance(parameters, torch.nn.Module):
+            self.module(parameters)
+        self.prints.broadcast(named)
+
+    @unharmed
+    def _packed(self, group: Group, bucket: Bucket) -> None:
+        """A bucket holds this rank's own gradients, and is about to be summed over the ranks."""
+        gradients.note_bucket(group, bucket, self.losses)
+
+    def harmless(self, action: Callable[[], None]) -> None:
+        """Do something of the watch's own inside a function of the user's."""
+        _harmless(self, action)
+
+    def loading_from(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The batches; the time that they take is time spent waiting for data."""
+        while True:
+            self.loading += 1
+            began = time.perf_counter()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            finally:
+                self.loading -= 1
+                self.data += time.perf_counter() - began
+            yield batch
+
+    # --- hooks ----------------------------------------------------------------------------------
+
+    @unharmed
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        group = self.groups.get(optimizer) or self._meet(optimizer)
+        outer = sys._getframe(2)  # that of the wrapper that torch has put around step()
+        if group.frame is not None and _is_inside(outer, group.frame):
+            return
+        group.frame = outer
+        group.closure = kwargs.get("closure") is not None or (len(args) > 1 and args[1] is not None)
+        if group.done:
+            return
+        if group.steps == 0:
+            self.prints.begin(group)
+            self.plan.before_first_step(group)
+        elif len(group.members) > 1:
+            self.prints.look_between(group)
+        if not group.distributed and not group.closure:
+            gradients.note_plain(group, self.losses)
+
+    @unharmed
+    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        group = self.groups.get(optimizer)
+        if group is None or sys._getframe(2) is not group.frame:
+            return
+        group.frame = None
+        if group.done or gradients.is_skipped(optimizer):
+            return
+        group.steps += 1
+        self.step = max(self.step, group.steps)
+        self.reporter.slot.pace(self.step, self.data, self.reporter.waited, time.monotonic())
+        if not group.distributed and group.closure:
+            gradients.note_plain(group, self.losses)
+        self._send_bad(group)
+        self.inputs.stepped(group)
+        gradients.look_for_idle(group, self.reporter)
+        group.local.clear()
+        if len(group.members) > 1:
+            self.prints.after_step(group)
+
+    # --- what it sends --------------------------------------------------------------------------
+
+    def _meet(self, optimizer: Optimizer) -> Group:
+        """An optimizer that Hora did not make steps for the first time."""
+        shared = getattr(optimizer, "_hora", None)  # of the form for Horovod scripts
+        names = getattr(shared, "names", None)
+        averaging = bool(getattr(shared, "active", False))
+        members = list(shared.process_set.members) if averaging and shared is not None else None
+        group = Group(
+            optimizer,
+            distributed=False,
+            members=range(self.size) if members is None else members,
+            where=here(),
+        )
+        group.averaged = averaging
+        if isinstance(names, Mapping):
+            group.name({id(parameter): str(name) for parameter, name in names.items()})
+        self._register(optimizer, group)
+        return group
+
+    def _register(self, optimizer: Optimizer, group: Group) -> None:
+        kind = "distributed" if group.distributed or group.averaged else "plain"
+        signature = f"{kind} {type(optimizer).__name__} {group.signature} {group.members}"
+        number = self._number[signature] = self._number.get(signature, 0) + 1
+        group.key = f"{signature} {number}"
+        group.done = not all(is_plain(parameter) for parameter in group.parameters)
+        self.groups[optimizer] = group
+        optimizer.register_load_state_dict_post_hook(_restored)
+
+    def _send_bad(self, group: Group) -> None:
+        bad = gradients.take_bad(group)
+        if bad is None:
+            return
+        self.reporter.send(
+            {
+                "kind": "not-finite",
+                "key": group.key,
+                "members": group.members if group.distributed or group.averaged else [self.rank],
+                "own": group.distributed or not group.averaged,
+                "step": group.steps,
+                "where": here(),
+                **bad,
+            }
+        )
+
+    def give_up(self, error: Exception) -> None:
+        """Say what went wrong, and watch no more."""
+        self.broken = True
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        fault = f"{type(error).__name__}: {error} at {Path(frame.filename).name}:{frame.lineno}"
+        self.reporter.send({"kind": "trouble", "text": fault})
+        self._stop()
+
+    def close(self) -> None:
+        """The job ends: the last reports."""
+        if os.getpid() == self._pid:
+            self._close()
+        self._stop()
+        self.broken = True
+
+    @unharmed
+    def _close(self) -> None:
+        for group in list(self.groups.values()):
+            gradients.look_for_idle(group, self.reporter, last=True)
+        self.prints.finish()
+        self.plan.finish()
+
+    def _stop(self) -> None:
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+        self.reporter.handlers.pop("closely", None)
+        self.prints.close()
+
+
+@unharmed
+def _harmless(self: Watch, action: Callable[[], None]) -> None:
+    action()
+
+
+def here() -> str | None:
+    """The user's line."""
+    frames = user_frames(1)
+    return f"{frames[0][0]}:{frames[0][1]}" if frames else None
+
+
+def _restored(optimizer: Optimizer) -> None:
+    """Called by torch when an optimizer has loaded a state."""
+    from hora.torch import _context
+
+    watch = _context._current.watch if _context._current is not None else None
+    group = watch.groups.get(optimizer) if watch is not None else None
+    if group is not None:
+        group.restored.append({"step": group.steps, "where": here()})
+
+
+def _is_inside(frame: Any, outer: Any) -> bool:
+    while frame is not None:
+        if frame is outer:
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,237 @@
+"""What the guard keeps of one optimizer: its tensors, their names, and what happened to them lately."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from hora.torch._watch_digest import combined, digests
+
+__all__ = ["Group", "is_plain"]
+
+MOST = 1000
+"""Tensors whose fingerprints are reported one by one; those of the others are folded into one."""
+
+PRINT_STEPS = 50
+"""After steps 1, 2, 4, 8, 16 and 32 there is a fingerprint every so many steps."""
+
+HYPER = (int, float, bool, str)
+
+
+class Group:
+    """One optimizer.
+
+    Args:
+        optimizer: it; held weakly.
+        distributed: whether its gradients are averaged by Hora.
+        members: the ranks that should have the same.
+        where: the user's line that made it, or stepped first.
+
+    Attributes:
+        key: the same for the same optimizer on all ranks.
+        steps: steps that it has made.
+        averaged: whether the form for Horovod scripts averages its gradients.
+        frame: of the outermost ``step()`` under way; a class may call the step of its base.
+        closure: whether that has a closure, which computes the gradients.
+        local: sums (on a GPU: maxima) of this rank's own gradients since the last step.
+        bad: the first gradients that were not finite since the last step, by bucket.
+        pending: maxima on a GPU, not looked at yet, by bucket.
+        away: maxima on their way from the GPU.
+        written: what wrote parameters between steps since the last report.
+        restored: loaded states since the last report.
+        versions: how often each parameter had been written to after the last step.
+        start: fingerprints of the parameters before the first step.
+        after: those after the last step, if they were taken there.
+        closely: steps before which fingerprints are still taken.
+        silent: parameters that have got no gradient yet.
+        stuck: parameters that should have changed and have not yet.
+        looked: whether these two have been reported.
+        done: not watched: its parameters are spread over the ranks.
+        modules: which the parameters belong to.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, *, distributed: bool, members: Sequence[int], where: str | None
+    ) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self.distributed = distributed
+        self.members = list(members)
+        self.where = where
+        self.key = ""
+        self.steps = 0
+        self.frame: FrameType | None = None
+        self.closure = False
+        self.averaged = False
+        self.local: list[Any] = []
+        self.bad: dict[int, dict[str, Any]] = {}
+        self.pending: dict[int, tuple[list[str], torch.Tensor, int]] = {}
+        self.away: collections.deque[tuple[Any, torch.Tensor, list[str], int, int]] = collections.deque()
+        self.written: list[dict[str, Any]] = []
+        self.restored: list[dict[str, Any]] = []
+        self.versions: list[int] = []
+        self.start: list[int] = []
+        self.after: list[int] = []
+        self.closely = 0
+        self.silent: set[int] = set()
+        self.stuck: set[int] = set()
+        self.looked = False
+        self.done = False
+        self.modules: list[weakref.ref[torch.nn.Module]] = []
+        self._names: dict[int, str] = {}
+        self._shape: tuple[int, ...] = ()
+        self._parameters: list[torch.Tensor] = []
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        return self._optimizer()
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """The optimizer's parameters, kept here too: the last report comes when the optimizer may be gone."""
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            shape = tuple(len(group["params"]) for group in optimizer.param_groups)
+            if shape != self._shape:
+                self._shape = shape
+                self._parameters = [
+                    parameter for group in optimizer.param_groups for parameter in group["params"]
+                ]
+        return self._parameters
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the parameters."""
+        return [self._names.get(id(p), f"parameter {i}") for i, p in enumerate(self.parameters)]
+
+    @property
+    def signature(self) -> str:
+        """Equal for optimizers over parameters of the same number, dtypes and shapes."""
+        said = [f"{parameter.dtype}{tuple(parameter.shape)}" for parameter in self.parameters]
+        return blake2b(",".join(said).encode(), digest_size=6).hexdigest()
+
+    def name(self, names: Mapping[int, str]) -> None:
+        """Learn names, by the ``id`` of parameters; the first one counts."""
+        self._names = dict(names) | self._names
+
+    def adopt(self, modules: Iterable[torch.nn.Module]) -> None:
+        """Learn which modules the parameters belong to."""
+        own = {id(parameter) for parameter in self.parameters}
+        for module in modules:
+            found = {id(parameter): name for name, parameter in module.named_parameters()}
+            if own & found.keys():
+                self.name({key: name for key, name in found.items() if key in own})
+                if all(known() is not module for known in self.modules):
+                    self.modules.append(weakref.ref(module))
+
+    @property
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """The modules' buffers that a ``state_dict`` would hold."""
+        found: dict[str, torch.Tensor] = {}
+        for reference in self.modules:
+            module = reference()
+            if module is None:
+                return self._buffers  # as they were last: a module's end is one of the times of a report
+            for prefix, inner in module.named_modules():
+                for name, buffer in inner._buffers.items():
+                    if buffer is not None and name not in inner._non_persistent_buffers_set:
+                        found.setdefault(f"{prefix}.{name}" if prefix else name, buffer)
+        self._buffers = {name: buffer for name, buffer in found.items() if is_plain(buffer)}
+        return self._buffers
+
+    def is_due(self) -> bool:
+        """Whether the step just made is one of those with a fingerprint."""
+        steps = self.steps
+        return steps % PRINT_STEPS == 0 or (steps < PRINT_STEPS and steps & (steps - 1) == 0)
+
+    def states(self) -> list[int]:
+        """A number per parameter for the optimizer's tensors about it."""
+        optimizer = self.optimizer
+        if optimizer is None:
+            return []
+        flat: list[torch.Tensor] = []
+        counts: list[int] = []
+        for number, parameter in enumerate(self.parameters):
+            state = optimizer.state.get(parameter, {})
+            tensors = [
+                value
+                for key, value in sorted(state.items(), key=lambda item: str(item[0]))
+                # A count of steps is one number, the same for all parameters.
+                if isinstance(value, torch.Tensor)
+                and (value.numel() > 1 or parameter.numel() == 1 or not number)
+                and is_plain(value)
+            ]
+            flat += tensors
+            counts.append(len(tensors))
+        numbers = iter(digests(flat))
+        return [
+            functools.reduce(lambda sum_, number: (sum_ * 31 + number) & 0xFFFFFFFF, found, 0)
+            for found in ([next(numbers) for _ in range(count)] for count in counts)
+        ]
+
+    def gradients(self) -> list[int]:
+        """A number per parameter for its gradient; 0: none."""
+        present = [
+            (index, parameter.grad)
+            for index, parameter in enumerate(self.parameters)
+            if parameter.grad is not None and is_plain(parameter.grad)
+        ]
+        numbers = [0] * len(self.parameters)
+        for (index, _), number in zip(present, digests([gradient for _, gradient in present]), strict=True):
+            numbers[index] = number
+        return numbers
+
+    def learning_rates(self) -> list[float]:
+        """The learning rate of each parameter; 0.0 where there is none."""
+        optimizer = self.optimizer
+        if optimizer is None:
+            return [0.0] * len(self.parameters)
+        return [float(group.get("lr", 0.0)) for group in optimizer.param_groups for _ in group["params"]]
+
+    def rates(self) -> list[dict[str, Any]]:
+        """The hyper-parameters of each parameter group that are numbers or words."""
+        optimizer = self.optimizer
+        if optimizer is None:
+            return []
+        return [
+            {
+                str(key): _plain(value)
+                for key, value in group.items()
+                if key not in ("params", "initial_lr") and _plain(value) is not None
+            }
+            for group in optimizer.param_groups[:20]
+        ]
+
+
+def is_plain(tensor: object) -> bool:
+    """Whether it is an ordinary tensor with data, rather than a part of one that is spread over ranks."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and isinstance(tensor, torch.Tensor)
+        and not tensor.is_meta
+        and not tensor.is_quantized
+        and tensor.layout == torch.strided
+    )
+
+
+def shortened(numbers: Sequence[int]) -> list[int]:
+    """The list as it is reported: with at most :data:`MOST` numbers."""
+    if len(numbers) <= MOST:
+        return list(numbers)
+    return [*numbers[: MOST - 1], int(combined(numbers[MOST - 1 :]), 16)]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return float(value) if value.numel() == 1 else None
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, HYPER) else None

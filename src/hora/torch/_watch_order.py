@@ -1,0 +1,244 @@
+"""Looks at the order of samples: torch's data loaders and permutations, for a training that repeats one."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import torch
+from torch.utils.data import RandomSampler, SubsetRandomSampler
+from torch.utils.data import dataloader as loaders
+from torch.utils.data.distributed import DistributedSampler
+
+from hora.torch._guard import user_frames
+from hora.torch._watch_digest import sample
+from hora.torch._watch_inputs import hash_of, random_state, replace
+
+if TYPE_CHECKING:
+    from hora.torch._watch import Watch
+
+__all__ = ["Orders"]
+
+SEEN = 64
+"""Samples of an epoch whose order is kept."""
+
+FEWEST = 8
+"""So many samples in the same order are no chance: 1 in 40320."""
+
+FOLLOWED = 4
+"""Steps after a permutation in which its use must show."""
+
+
+@dataclass
+class _Epoch:
+    """One pass over a data loader."""
+
+    loader: weakref.ref[Any]
+    where: str | None
+    step: int
+    indices: list[Any] = field(default_factory=list)
+    compared: bool = False
+
+
+@dataclass
+class _Drawn:
+    """One permutation."""
+
+    number: int
+    step: int
+    inputs: list[str | None] = field(default_factory=list)
+
+
+class Orders:
+    """Keeps the last epoch of each loader, and the last permutation of each line."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._epochs: weakref.WeakKeyDictionary[Any, _Epoch] = weakref.WeakKeyDictionary()
+        self._last: weakref.WeakKeyDictionary[Any, _Epoch] = weakref.WeakKeyDictionary()
+        self._drawn: dict[str, list[_Drawn]] = {}
+        self._told = False
+
+    def install(self) -> Callable[[], None]:
+        """Watch from now on, until the returned function is called."""
+        base: Any = loaders._BaseDataLoaderIter
+        originals = {name: getattr(base, name) for name in ("__init__", "_reset", "_next_index", "__next__")}
+        watch = self._watch
+
+        def init(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+            originals["__init__"](iterator, loader, *args, **kwargs)
+            self._start(iterator, loader)
+
+        def reset(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+            originals["_reset"](iterator, loader, *args, **kwargs)
+            self._start(iterator, loader)
+
+        def next_index(iterator: Any) -> Any:
+            try:
+                index = originals["_next_index"](iterator)
+            except StopIteration:
+                self._see(iterator, None)
+                raise
+            self._see(iterator, index)
+            return index
+
+        def following(iterator: Any) -> Any:
+            if watch.loading:
+                return originals["__next__"](iterator)
+            watch.loading += 1
+            began = time.perf_counter()
+            try:
+                return originals["__next__"](iterator)
+            finally:
+                watch.loading -= 1
+                watch.data += time.perf_counter() - began
+                self._fetched(iterator)
+
+        def permuting(original: Callable[..., Any]) -> Callable[..., Any]:
+            def permute(n: Any, *args: Any, **kwargs: Any) -> Any:
+                result = original(n, *args, **kwargs)
+                if isinstance(n, int) and n >= FEWEST and not torch.compiler.is_compiling():
+                    self._note(result)
+                return result
+
+            return permute
+
+        for name, function in zip(originals, (init, reset, next_index, following), strict=True):
+            setattr(base, name, function)
+        restore = replace(torch, "randperm", permuting)
+        watch.inputs.followers.append(self._follow)
+
+        def undo() -> None:
+            for name, function in zip(originals, (init, reset, next_index, following), strict=True):
+                if getattr(base, name) is function:
+                    setattr(base, name, originals[name])
+            restore()
+
+        return undo
+
+    # --- data loaders ---------------------------------------------------------------------------
+
+    def _start(self, iterator: Any, loader: Any) -> None:
+        def start() -> None:
+            known = self._epochs.get(iterator)
+            if known is None or known.indices:
+                frames = user_frames(1)
+                where = f"{frames[0][0]}:{frames[0][1]}" if frames else None
+                self._epochs[iterator] = _Epoch(weakref.ref(loader), where, self._watch.step)
+                self._watch.plan.loader(loader)
+
+        self._watch.harmless(start)
+
+    def _see(self, iterator: Any, index: Any) -> None:
+        epoch = self._epochs.get(iterator)
+        if epoch is None or epoch.compared or self._watch.loading > 1:
+            return
+
+        def see() -> None:
+            if index is not None:
+                epoch.indices += index if isinstance(index, list | tuple) else [index]
+                if self._watch.inputs.is_open:
+                    iterator._hora_states = _states()
+            if index is None or len(epoch.indices) >= SEEN:
+                del epoch.indices[4 * SEEN :]
+                epoch.compared = True
+                self._compare(epoch)
+
+        self._watch.harmless(see)
+
+    def _compare(self, epoch: _Epoch) -> None:
+        loader = epoch.loader()
+        sampler = getattr(loader, "batch_sampler", None) or getattr(loader, "sampler", None)
+        sampler = getattr(sampler, "sampler", sampler)
+        if loader is None or sampler is None:
+            return
+        try:
+            before = self._last.get(sampler)
+            self._last[sampler] = epoch
+        except TypeError:  # a list of indices, say: nothing that could be shuffled anew
+            return
+        count = min(len(before.indices), len(epoch.indices)) if before is not None else 0
+        if (
+            before is None
+            or count < FEWEST
+            or before.indices[:count] != epoch.indices[:count]
+            or epoch.step <= before.step
+            or not _shuffles(sampler, epoch.indices)
+        ):
+            return
+        how = "set_epoch" if hasattr(sampler, "set_epoch") else "generator"
+        self._tell(how, epoch.where, type(sampler).__name__)
+
+    def _fetched(self, iterator: Any) -> None:
+        before = iterator.__dict__.pop("_hora_states", None)
+        if before is not None and type(iterator).__name__ == "_SingleProcessDataLoaderIter":
+            pairs = zip(before, _states(), strict=True)
+            self._watch.inputs.fetched([old for old, new in pairs if old != new])
+
+    # --- permutations ---------------------------------------------------------------------------
+
+    def _note(self, result: torch.Tensor) -> None:
+        frame = sys._getframe(2)  # that which has called torch.randperm
+
+        def note() -> None:
+            where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            frames = user_frames(1)
+            if not frames or f"{frames[0][0]}:{frames[0][1]}" != where:
+                return  # drawn by a library, as torch's samplers do
+            drawn = self._drawn.setdefault(where, [])
+            drawn.append(_Drawn(sample(result), self._watch.step))
+            del drawn[:-2]
+            self._watch.inputs.open(FOLLOWED)
+
+        if not self._told:
+            self._watch.harmless(note)
+
+    def _follow(self, inputs: str | None) -> None:
+        """A step was made with these inputs."""
+        for where, drawn in self._drawn.items():
+            for entry in drawn[-1:]:
+                if len(entry.inputs) < FOLLOWED:
+                    entry.inputs.append(inputs)
+            if len(drawn) == 2 and drawn[0].number == drawn[1].number and drawn[1].step > drawn[0].step:
+                first, second = drawn[0].inputs, drawn[1].inputs
+                count = min(len(first), len(second))
+                steps = drawn[1].step - drawn[0].step
+                same = first[:count] == second[:count] and None not in first[:count]
+                if count >= min(steps, FOLLOWED) and same and len(set(second[:count])) > 1:
+                    self._tell("permutation", where, "torch.randperm")
+
+    def _tell(self, how: str, where: str | None, what: str) -> None:
+        if not self._told:
+            self._told = True
+            self._watch.reporter.send(
+                {"kind": "order", "how": how, "where": where, "what": what, "step": self._watch.step}
+            )
+
+
+def _shuffles(sampler: Any, indices: Sequence[Any]) -> bool:
+    """Whether a sampler is there to give every epoch an order of its own."""
+    if isinstance(sampler, DistributedSampler):
+        return bool(sampler.shuffle)
+    if isinstance(sampler, RandomSampler | SubsetRandomSampler):
+        return True
+    if not hasattr(sampler, "set_epoch") or not all(isinstance(index, int) for index in indices):
+        return False
+    return any(second < first for first, second in itertools.pairwise(indices))
+
+
+def _states() -> list[str]:
+    """The states of the random generators that a data set may use."""
+    name, keys, position, *rest = numpy.random.get_state(legacy=True)
+    numbers = numpy.asarray(keys).tobytes() + repr((name, position, rest)).encode()
+    return [
+        f"torch {random_state()}",
+        f"random {hash_of(repr(random.getstate()).encode())}",
+        f"numpy {hash_of(numbers)}",
+    ]

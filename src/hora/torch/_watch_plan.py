@@ -1,0 +1,239 @@
+"""What the training is going to do, as far as it shows before the first step; and plans that cannot be."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Sized
+from typing import TYPE_CHECKING, Any
+
+from torch.optim import Optimizer
+
+from hora.core.errors import VerdictError
+from hora.core.plural import plural
+from hora.torch._guard import user_frames
+
+if TYPE_CHECKING:
+    from hora.torch._loader import Loader
+    from hora.torch._watch import Watch
+    from hora.torch._watch_group import Group
+
+__all__ = ["Plan"]
+
+
+class Plan:
+    """Gathers the plan from loaders, optimizers and schedules.
+
+    Attributes:
+        passes: backward passes per step that an optimizer was told.
+        shared: what gives each rank a part of one data set; None: nothing that was seen.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self.passes: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self.shared: str | None = None
+        self._own: weakref.ref[Loader] | None = None
+        self._torch: weakref.ref[Any] | None = None
+        self._epochs: int | None = None
+        self._warmup: tuple[int, int] | None = None
+        self._said = False
+
+    # --- what others tell it --------------------------------------------------------------------
+
+    def own_loader(self, loader: Loader) -> None:
+        """A loader of Hora's starts an epoch."""
+        if self._watch.step:
+            return
+        self.shared = "hora.data_loader"
+        self._own = weakref.ref(loader)
+        self._check_window(len(loader))
+
+    def loader(self, loader: Any) -> None:
+        """A loader of torch's starts an epoch."""
+        if self._watch.loading or self._watch.step:
+            return
+        sampler = getattr(loader, "sampler", None)
+        if getattr(sampler, "num_replicas", 1) not in (1, None):
+            self.shared = type(sampler).__name__
+        self._torch = weakref.ref(loader)
+        steps = _length(loader)
+        if steps is None:
+            return
+        samples = _length(getattr(loader, "dataset", None))
+        if steps == 0 and samples:
+            batch, size = loader.batch_size, self._watch.size
+            self._refuse(
+                f"The data loader gives no batch: batch_size={batch}, with drop_last=True, is more than the "
+                f"{_length(sampler) or 0} of {samples} {plural(samples, 'sample')} that each of {size} "
+                f"{plural(size, 'worker')} gets.",
+                fix=f"Write batch_size={max((_length(sampler) or samples) // 2, 1)} or less, or "
+                "drop_last=False.",
+            )
+        self._check_window(steps)
+
+    def epochs(self, epochs: int) -> None:
+        """The training goes through so many epochs."""
+        self._epochs = epochs
+
+    def schedule(self, warmup: int, total: int) -> None:
+        """A learning rate warms up for so many steps, of so many in all."""
+        if self._watch.step or (warmup, total) == self._warmup:
+            return
+        self._warmup = warmup, total
+        if warmup > total > 0:
+            self._refuse(
+                f"The learning rate warms up for {warmup} steps, but the schedule has {total} in all: it "
+                "would never "
+                "reach its peak.",
+                fix=f"Write warmup={max(total // 10, 1)}, say, or a longer total.",
+            )
+        self._check_warmup()
+
+    def finish(self) -> None:
+        """The job ends: was there ever a step?"""
+        losses = self._watch.losses
+        steps = self._steps()
+        if self._watch.step == 0 and losses.passes > 1 and steps and losses.passes >= steps:
+            self._send(
+                f"{losses.passes} backward passes were made, in epochs of {steps}, and no step: a window of "
+                "accumulation that is longer than the epoch never comes to its step.",
+                "Accumulate over fewer batches than an epoch has, or count them over the epochs.",
+                stop=False,
+            )
+
+    # --- before the first step ------------------------------------------------------------------
+
+    def before_first_step(self, group: Group) -> None:
+        """Say the plan, once, on rank 0."""
+        if self._said:
+            return
+        self._said = True
+        self._check_warmup()
+        optimizer = group.optimizer
+        if self._watch.rank != 0 or optimizer is None:
+            return
+        self._watch.reporter.send({"kind": "plan", "text": self._text(group, optimizer)})
+
+    def _text(self, group: Group, optimizer: Optimizer) -> str:
+        size = self._watch.size
+        passes = max(self.passes.get(optimizer, 1), self._watch.losses.passes, 1)
+        said: list[str] = []
+        own, other = self._loaders()
+        if own is not None:
+            said.append(_batch(own.global_batch, size, passes))
+            dropped = own.samples - own.samples_per_epoch
+            steps, samples = len(own), own.samples
+            left = (
+                f", {dropped} of {samples} samples dropped"
+                if dropped > 0
+                else f", {own.padded} samples repeated"
+                if own.padded
+                else ""
+            )
+            said.append(f"{steps} {plural(steps, 'batch', many='batches')} per epoch{left} in each")
+        elif other is not None and isinstance(other.batch_size, int):
+            replicas = getattr(other.sampler, "num_replicas", 1) or 1
+            said.append(_batch(other.batch_size * size, size, passes))
+            length = _length(other)
+            samples = _length(getattr(other, "dataset", None)) or 0
+            if length is not None:
+                left = ""
+                total = getattr(other.sampler, "total_size", None)
+                if isinstance(total, int) and samples and total > samples:
+                    left = f", {total - samples} samples repeated in each"
+                handed = _length(other.sampler) or 0
+                if other.drop_last and handed % other.batch_size:
+                    left += f", {handed % other.batch_size * max(replicas, 1)} samples dropped in each"
+                said.append(f"{length} {plural(length, 'batch', many='batches')} per epoch{left}")
+        else:
+            said.append(f"{size} {plural(size, 'worker')}")
+        if self._epochs is not None:
+            said.append(f"{self._epochs} {plural(self._epochs, 'epoch')}")
+        rates = list(dict.fromkeys(float(entry.get("lr", 0.0)) for entry in optimizer.param_groups))
+        rule = _scheduler(optimizer)
+        if rule is None and self._warmup is not None:
+            rule = f"warm-up over {self._warmup[0]} of {self._warmup[1]} steps"
+        said.append(
+            f"{type(optimizer).__name__} with learning rate {', '.join(f'{rate:g}' for rate in rates[:3])}"
+            + (f" ({rule})" if rule else "")
+        )
+        return "Plan: " + "; ".join(said) + "."
+
+    # --- plans that cannot be -------------------------------------------------------------------
+
+    def _check_window(self, steps: int) -> None:
+        window = max(self.passes.values(), default=1)
+        if steps and window > steps:
+            self._refuse(
+                f"backward_passes_per_step={window}, but an epoch has only {steps} "
+                f"{plural(steps, 'batch', many='batches')}: "
+                "the window of accumulation is longer than the epoch.",
+                fix=f"Write backward_passes_per_step={steps} or less.",
+            )
+
+    def _check_warmup(self) -> None:
+        steps = self._steps()
+        if self._warmup is None or not steps or self._epochs is None:
+            return
+        window = max(self.passes.values(), default=1)
+        run = steps * self._epochs // window
+        if self._warmup[0] > run:
+            self._refuse(
+                f"The learning rate warms up for {self._warmup[0]} steps, but the run has only {run}: "
+                f"{self._epochs} {plural(self._epochs, 'epoch')} of {steps // window}.",
+                fix=f"Write warmup={max(run // 10, 1)}, say, or train longer.",
+            )
+
+    def _loaders(self) -> tuple[Loader | None, Any]:
+        return (
+            self._own() if self._own is not None else None,
+            self._torch() if self._torch is not None else None,
+        )
+
+    def _steps(self) -> int | None:
+        """Batches per epoch."""
+        own, other = self._loaders()
+        return len(own) if own is not None else _length(other)
+
+    def _refuse(self, what: str, *, fix: str) -> None:
+        self._send(what, fix, stop=True)
+        raise VerdictError(what, fix=fix, kind="impossible-plan")
+
+    def _send(self, text: str, advice: str, *, stop: bool) -> None:
+        frames = user_frames(1)
+        where = f"{frames[0][0]}:{frames[0][1]}" if frames else None
+        self._watch.reporter.send(
+            {"kind": "impossible", "text": text, "advice": advice, "where": where, "stop": stop}
+        )
+
+
+def _batch(together: int, size: int, passes: int) -> str:
+    micro = together // size
+    per_step = together * passes
+    times = f" x {passes} backward passes" if passes > 1 else ""
+    return f"global batch {per_step} ({size} {plural(size, 'worker')} x {micro} samples{times})"
+
+
+def _length(thing: Any) -> int | None:
+    if not isinstance(thing, Sized):
+        return None
+    try:
+        return len(thing)
+    except TypeError:  # a loader over an iterable data set
+        return None
+
+
+def _scheduler(optimizer: Optimizer) -> str | None:
+    """The name of the schedule that steers an optimizer."""
+    step: Any = optimizer.step
+    if not getattr(step, "_wrapped_by_lr_sched", False) and "initial_lr" not in optimizer.param_groups[0]:
+        return None
+    import gc
+
+    kind: Any = sys.modules["torch.optim.lr_scheduler"].LRScheduler
+    for thing in gc.get_referrers(optimizer):
+        for owner in [thing, *gc.get_referrers(thing)] if isinstance(thing, dict) else [thing]:
+            if isinstance(owner, kind):
+                return type(owner).__name__
+    return "a schedule"

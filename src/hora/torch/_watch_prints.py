@@ -1,0 +1,205 @@
+"""Reports the fingerprints of an optimizer's tensors at its steps, for the ranks' to be compared."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from hora.torch._watch_digest import combined, digests
+from hora.torch._watch_group import Group, is_plain, shortened
+
+if TYPE_CHECKING:
+    from hora.torch._watch import Watch
+
+__all__ = ["Prints"]
+
+CLOSELY = 32
+"""Steps in which a replica without averaged gradients may be brought together again by other means."""
+
+
+class Prints:
+    """Takes fingerprints and sends them."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._reporter = watch.reporter
+        self._names: Any = WeakTensorKeyDictionary()
+        self._broadcast: Any = WeakTensorKeyDictionary()
+        self._memory: dict[int, int] = {}  # a state_dict holds other tensor objects with the same memory
+        self._outbox: list[dict[str, Any]] = []
+        self._finals: dict[str, weakref.finalize[Any, Any]] = {}
+
+    def broadcast(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """These tensors are the same on all ranks from now on."""
+        plain = [(name, tensor) for name, tensor in named if is_plain(tensor)]
+        for (name, tensor), number in zip(plain, digests([tensor for _, tensor in plain]), strict=True):
+            self._broadcast[tensor] = number
+            self._names.setdefault(tensor, name)
+            self._memory[tensor.data_ptr()] = number
+
+    def after_step(self, group: Group) -> None:
+        """After each step of an optimizer."""
+        if group.is_due():
+            self._print(group)
+        group.versions = [parameter._version for parameter in group.parameters]
+        self._flush()
+
+    def finish(self) -> None:
+        """The job ends: the last reports."""
+        for final in list(self._finals.values()):
+            final()
+        self._flush()
+
+    def close(self) -> None:
+        """Report no more."""
+        for final in self._finals.values():
+            final.detach()
+        self._finals.clear()
+
+    def closely(self, record: Mapping[str, Any]) -> None:
+        """The judge asks for the next steps of an optimizer, each."""
+        for group in list(self._watch.groups.values()):
+            if group.key == record["key"]:
+                group.closely = CLOSELY
+
+    def begin(self, group: Group) -> None:
+        """Before an optimizer's first step."""
+        group.name({id(p): self._names[p] for p in group.parameters if p in self._names})
+        group.adopt([*self._watch.modules, *self._watch.inputs.roots()])
+        optimizer = group.optimizer
+        assert optimizer is not None
+        if len(group.members) < 2 and self._watch.size > 1:
+            return
+        group.start = digests(group.parameters)
+        since = [
+            index
+            for index, (parameter, number) in enumerate(zip(group.parameters, group.start, strict=True))
+            if self._told(parameter) not in (None, number)
+        ]
+        seed = torch.initial_seed()
+        self._reporter.send(
+            {
+                "kind": "replica",
+                "key": group.key,
+                "members": group.members,
+                "distributed": group.distributed or group.averaged,
+                "broadcast": all(self._told(parameter) is not None for parameter in group.parameters),
+                "changed": since[:50],
+                "seed": seed if seed < 2**32 else None,
+                "restored": group.restored,
+                "names": group.names[:1000],
+                "optimizer": type(optimizer).__name__,
+                "where": group.where,
+                "together": self._together(group),
+                "stateful": any(optimizer.state.get(parameter) for parameter in group.parameters),
+                "parameters": shortened(group.start),
+                "state": shortened(group.states()),
+                "rates": group.rates(),
+            }
+        )
+        group.restored = []
+        owner = next((module for module in (known() for known in group.modules) if module is not None), None)
+        final = weakref.finalize(owner if owner is not None else optimizer, self._finish, group)
+        final.atexit = False
+        self._finals[group.key] = final
+
+    def _told(self, parameter: torch.Tensor) -> int | None:
+        """What a parameter was when it was broadcast."""
+        number: int | None = self._broadcast.get(parameter)
+        return self._memory.get(parameter.data_ptr()) if number is None else number
+
+    def _together(self, group: Group) -> str | None:
+        """What shows that ranks which step a plain optimizer work on one training."""
+        if group.distributed or group.averaged or self._watch.size == 1:
+            return None
+        if self._watch.plan.shared:
+            return self._watch.plan.shared
+        return _wrapper(group.parameters)
+
+    def look_between(self, group: Group) -> None:
+        """What happened to parameters since the last step?"""
+        parameters = group.parameters
+        if [parameter._version for parameter in parameters] != group.versions:
+            changed = [
+                index
+                for index, (parameter, version) in enumerate(zip(parameters, group.versions, strict=False))
+                if parameter._version != version
+            ]
+            self._note_written(group, changed)
+        if not group.after and group.closely <= 0:
+            return
+        now = digests(parameters)
+        if group.after and now != group.after:
+            pairs = enumerate(zip(now, group.after, strict=False))
+            self._note_written(group, [index for index, (new, old) in pairs if new != old], now)
+        group.after = []
+        if group.closely > 0:
+            group.closely -= 1
+            record = {"kind": "again", "key": group.key, "step": group.steps, "parameters": combined(now)}
+            self._reporter.send(record | {"left": group.closely})
+
+    def _note_written(self, group: Group, changed: Sequence[int], now: Sequence[int] = ()) -> None:
+        if len(group.written) < 4:
+            digest = combined(now) if now else None
+            group.written.append({"step": group.steps, "which": list(changed[:5]), "digest": digest})
+
+    def _print(self, group: Group) -> None:
+        group.adopt(self._watch.inputs.roots() if group.steps == 1 else ())
+        group.after = digests(group.parameters)
+        buffers = group.buffers
+        self._reporter.send(
+            {
+                "kind": "print",
+                "key": group.key,
+                "step": group.steps,
+                "parameters": shortened(group.after),
+                "gradients": shortened(group.gradients()),
+                "state": shortened(group.states()),
+                "rates": group.rates(),
+                "written": group.written,
+                "restored": group.restored,
+                "buffers": combined(digests(list(buffers.values()))) if buffers else None,
+            }
+        )
+        group.written, group.restored = [], []
+
+    def _finish(self, group: Group) -> None:
+        """The last report of an optimizer; nothing is sent here, as it may be inside a garbage collection."""
+        if self._watch.broken or group.steps == 0 or not self._reporter.active:
+            return
+        buffers = group.buffers
+        self._outbox.append(
+            {
+                "kind": "final",
+                "key": group.key,
+                "step": group.steps,
+                "parameters": shortened(digests(group.parameters)),
+                "buffers": dict(zip(buffers, digests(list(buffers.values())), strict=True)),
+            }
+        )
+
+    def _flush(self) -> None:
+        while self._outbox:
+            self._reporter.send(self._outbox.pop(0))
+
+
+def _wrapper(parameters: Iterable[torch.Tensor]) -> str | None:
+    """The wrapper of torch that averages gradients of these parameters, if there is one anywhere."""
+    import gc
+
+    found = sys.modules.get("torch.nn.parallel.distributed")
+    kinds = tuple(
+        kind for kind in (getattr(found, "DistributedDataParallel", None),) if isinstance(kind, type)
+    )
+    own = {id(parameter) for parameter in parameters}
+    with contextlib.suppress(ReferenceError):  # a proxy of what is gone
+        for thing in gc.get_objects():
+            if type(thing) in kinds and any(id(parameter) in own for parameter in thing.parameters()):
+                return "DistributedDataParallel"
+    return None
