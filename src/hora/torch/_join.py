@@ -65,6 +65,8 @@ def join(device: int = -1) -> int:
             record = _answer_cycles(unseen, context, last=last)
         end = presence.leave(record)
     _equalize(end, context)
+    if context.watch is not None:
+        context.watch.rejoined()
     return end.last
 
 

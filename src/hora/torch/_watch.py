@@ -136,6 +136,18 @@ class Watch:
         self.prints.broadcast(named)
 
     @unharmed
+    def rejoined(self) -> None:
+        """After ``join()`` all ranks have the same again, and have made different numbers of steps before."""
+        for optimizer, old in list(self.groups.items()):
+            if not old.distributed:
+                continue
+            group = old.anew()
+            reducer: Reducer | None = optimizer._hora.reducer
+            if reducer is not None:
+                reducer.packed = functools.partial(self._packed, group)
+            self._register(optimizer, group)
+
+    @unharmed
     def _packed(self, group: Group, bucket: Bucket) -> None:
         """A bucket holds this rank's own gradients, and is about to be summed over the ranks."""
         gradients.note_bucket(group, bucket, self.losses)

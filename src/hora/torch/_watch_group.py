@@ -90,6 +90,15 @@ class Group:
         self._parameters: list[torch.Tensor] = []
         self._buffers: dict[str, torch.Tensor] = {}
 
+    def anew(self) -> Group:
+        """The same optimizer, watched as if from its first step."""
+        optimizer = self._optimizer()
+        assert optimizer is not None, "who asks has it"
+        group = Group(optimizer, distributed=self.distributed, members=self.members, where=self.where)
+        group.averaged, group.modules = self.averaged, self.modules
+        group.name(self._names)
+        return group
+
     @property
     def optimizer(self) -> Optimizer | None:
         return self._optimizer()
