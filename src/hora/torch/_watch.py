@@ -141,8 +141,8 @@ class Watch:
         for optimizer, old in list(self.groups.items()):
             if not old.distributed:
                 continue
-            group = old.anew()
-            reducer: Reducer | None = optimizer._hora.reducer
+            group, distributed = old.anew(), cast("Any", optimizer)
+            reducer: Reducer | None = distributed._hora.reducer
             if reducer is not None:
                 reducer.packed = functools.partial(self._packed, group)
             self._register(optimizer, group)
