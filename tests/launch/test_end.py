@@ -164,6 +164,27 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert "rank 0: echo" in ended.err
 
 
+def test_a_connection_to_a_child_of_the_rank_is_no_echo(bench: Bench) -> None:
+    ended = bench(
+        WAIT
+        + """
+if rank == 0:
+    from multiprocessing import Pipe
+    ours, theirs = Pipe()
+    theirs.close()
+    try:
+        ours.send(1)
+    except BrokenPipeError as error:
+        raise RuntimeError("DataLoader worker exited") from error
+wait_for_failure_of(0)
+raise ConnectionResetError("Connection reset by peer")
+"""
+    )
+    assert ended.code == 1
+    assert "RuntimeError: DataLoader worker exited" in ended.err
+    assert "rank 1: echo" in ended.err
+
+
 def test_without_anything_better_an_echo_is_the_failure(bench: Bench) -> None:
     ended = bench("if rank == 0: raise ConnectionResetError('Connection reset by peer')")
     assert ended.code == 1

@@ -98,11 +98,20 @@ def _is_echo(error: BaseException) -> bool:
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
         seen.add(id(current))
-        if getattr(current, "echo", False) is True or looks_like_echo(type(current).__name__, _text(current)):
+        looks = looks_like_echo(type(current).__name__, _text(current)) and not _of_a_child(current)
+        if getattr(current, "echo", False) is True or looks:
             return True
         # `raise X from echo` is an echo; so is the sys.exit(1) of a handler that caught one.
         current = current.__cause__ or (current.__context__ if isinstance(current, SystemExit) else None)
     return False
+
+
+def _of_a_child(error: BaseException) -> bool:
+    """Whether a connection was lost to a process that this rank has started, as to a loader worker."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and f"{os.sep}multiprocessing{os.sep}" in trace.tb_frame.f_code.co_filename
 
 
 def _strip(details: Any, seen: set[int]) -> None:

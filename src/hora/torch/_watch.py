@@ -66,6 +66,10 @@ def unharmed(method: Callable[Concatenate[Watch, P], R]) -> Callable[Concatenate
     return harmless  # type: ignore[no-any-return]
 
 
+_numbers: dict[str, int] = {}
+"""Optimizers of each signature so far, over all ``init()``: the supervisor knows those of an earlier one."""
+
+
 class Watch:
     """The watch of one job on one rank.
 
@@ -86,7 +90,6 @@ class Watch:
         self.losses = gradients.Losses()
         self.groups: weakref.WeakKeyDictionary[Optimizer, Group] = weakref.WeakKeyDictionary()
         self._pid = os.getpid()
-        self._number: dict[str, int] = {}
         self.modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.prints = Prints(self)
         self.plan = Plan(self)
@@ -233,7 +236,7 @@ class Watch:
     def _register(self, optimizer: Optimizer, group: Group) -> None:
         kind = "distributed" if group.distributed or group.averaged else "plain"
         signature = f"{kind} {type(optimizer).__name__} {group.signature} {group.members}"
-        number = self._number[signature] = self._number.get(signature, 0) + 1
+        number = _numbers[signature] = _numbers.get(signature, 0) + 1
         group.key = f"{signature} {number}"
         group.done = not all(is_plain(parameter) for parameter in group.parameters)
         self.groups[optimizer] = group
