@@ -64,6 +64,7 @@ class Stage:
         *,
         where: str = "train.py:10",
         condition: str | None = None,
+        blocks: Sequence[Any] = (),
         set_id: int = 0,
         since: float | None = None,
         **fields: Any,
@@ -76,7 +77,7 @@ class Stage:
         if new:
             text = f"{signature['collective']} '{name}'"
             record = {"kind": "call", "id": number, "signature": signature, "text": text}
-            self.post[rank].append(record | {"where": where, "condition": condition})
+            self.post[rank].append(record | {"where": where, "condition": condition, "blocks": blocks})
         if set_id not in self._numbers[rank] and set_id:
             self.post[rank].append({"kind": "set", "set": set_id, "members": list(self.members[set_id])})
         count, history = self._numbers[rank].get(set_id, (0, 0))

@@ -144,6 +144,37 @@ def test_a_verdict_waits_a_moment_for_those_who_tell_which_rank_is_odd() -> None
     assert list(stage.verdict.ranks) == [3]
 
 
+FILE = (1, 40, "")
+LOOP = (10, 20, "for batch in loader")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "extra"),
+    [
+        ((15, [FILE, LOOP]), (22, [FILE]), 0),  # the other has made fewer steps
+        ((15, [FILE, LOOP, (14, 16, "if bad")]), (18, [FILE, LOOP]), 0),
+        ((18, [FILE, LOOP, (17, 19, "if bad")]), (12, [FILE, LOOP]), 0),  # which is in the next step
+        ((5, [FILE]), (15, [FILE, LOOP]), None),
+        ((15, [FILE, (14, 18, "if a")]), (17, [FILE, (14, 18, "if a")]), None),  # if and else
+        ((15, [(14, 18, "")]), (22, [FILE]), None),  # in different functions
+    ],
+)
+def test_a_line_in_a_block_that_the_other_ranks_left_out_is_extra(
+    one: tuple[int, list[Any]], other: tuple[int, list[Any]], extra: int | None
+) -> None:
+    stage = Stage(2)
+    for rank, (line, blocks) in enumerate((one, other)):
+        stage.call(
+            rank, where=f"train.py:{line}", name=f"call {rank}", blocks=blocks, collective=f"kind {rank}"
+        )
+    stage.look()
+    if extra is None:
+        assert stage.verdict.kind == "mismatched-calls"
+    else:
+        assert (stage.verdict.kind, list(stage.verdict.ranks)) == ("subset-call", [extra])
+        assert f"`{one[1][-1][2]}` (train.py:{one[1][-1][0]})" in stage.verdict.text
+
+
 def test_a_rank_that_raised_has_not_just_left() -> None:
     stage = Stage(2)
     stage.call(0)

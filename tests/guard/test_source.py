@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hora.guard.source import rank_condition
+from hora.guard.source import blocks, rank_condition
 
 CALL = "CALL()"
 
@@ -59,3 +59,27 @@ def test_what_is_no_python_has_no_condition(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("if rank ==\n")
     assert rank_condition([(str(broken), 1), ("<stdin>", 1), (str(tmp_path / "missing.py"), 3)]) is None
+
+
+def test_names_the_blocks_around_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(
+        textwrap.dedent("""
+        while more:
+            def f(a):
+                for x in a:
+                    try:
+                        go(x)
+                    except (OSError, ValueError):
+                        if x > 3:
+                            CALL()
+        """).lstrip()
+    )
+    assert blocks(str(file), 8) == (
+        (2, 8, ""),
+        (3, 8, "for x in a"),
+        (6, 8, "except (OSError, ValueError)"),
+        (7, 8, "if x > 3"),
+    )
+    assert blocks(str(file), 1) == ((1, 8, ""), (1, 8, "while more"))
+    assert blocks(str(tmp_path / "missing.py"), 3) == ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -84,6 +85,7 @@ def serve() -> None:
     torch.set_num_threads(1)
     importlib.import_module("hora.torch._record")
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)  # imports what torch imports late
+    gc.freeze()  # so that collections in the ranks do not copy what they share
     for line in sys.stdin:
         asked = json.loads(line)
         ranks = [_fork(asked, rank) for rank in range(asked["workers"])]

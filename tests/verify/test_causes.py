@@ -13,6 +13,7 @@ RATES = (
 WRONG = {
     "batch_per_worker": (["samples"], 1, GROWS),
     "own_order": (["samples"], 1, "of the 12 samples of step 1"),
+    "stream": (["samples"], 1, "step 1 uses 6 samples with 1 worker and 12 with 2"),
     "rate_by_size": (
         ["learning-rate"],
         1,

@@ -60,11 +60,9 @@ def test_checkpoints_are_left_alone_and_an_except_does_not_stop_the_stop(ask: As
     script = tmp_path / "script.py"
     text = (SCRIPTS / "hora_loader.py").read_text()
     head, loop = text.split("for x, y in")
+    loop += f"    torch.save(model.state_dict(), {str(saved)!r})\n"
     body = "\n".join("        " + line for line in ("for x, y in" + loop).splitlines())
-    save = f"        torch.save(model.state_dict(), {str(saved)!r})"
-    script.write_text(
-        f"{head}while True:\n    try:\n{body}\n{save}\n    except BaseException:\n        pass\n"
-    )
+    script.write_text(f"{head}while True:\n    try:\n{body}\n    except BaseException:\n        pass\n")
     report = ask(script, steps=12)
     assert report.equal
     assert report.compared.steps == 12

@@ -18,6 +18,8 @@ from tests.verify.conftest import Ask
         ("accumulation", 2),
         ("sync_batch_norm", 3),
         ("lbfgs", 2),
+        ("transformer", 2),
+        ("gan", 3),
         ("uneven", 2),
         ("uneven", 3),
     ],

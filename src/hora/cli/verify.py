@@ -69,6 +69,7 @@ def main(arguments: argparse.Namespace) -> int:
     workers = _workers(arguments.workers)
     if workers == 1:
         raise VerifyError("-n 1 compares one worker with itself.", fix="Write for example -n 2.")
+    steps = _steps(arguments.steps)
     name, *rest = command
     target: Target = ModuleTarget(name) if arguments.module else ScriptTarget(name)
     env = dict(_variable(text) for text in arguments.env)
@@ -80,7 +81,6 @@ def main(arguments: argparse.Namespace) -> int:
     check(Job(target=target, arguments=rest, workers=workers, env=env, timeout=timeout))
     title = f"verify-{target.stem}"
     folder = _path(arguments.run_dir) if arguments.run_dir is not None else default_path(title)
-    steps = _steps(arguments.steps)
     run = RunDirectory.create(
         folder, about={"name": title, "command": command, "workers": workers, "start": time.time()}
     )

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from hora.core.rundir import replace_text
 
 __all__ = [
+    "EPSILON",
     "INTERVENTIONS",
     "SKETCH",
     "Batch",
@@ -29,6 +30,7 @@ __all__ = [
     "as_line",
     "difference",
     "read_record",
+    "rounding",
 ]
 
 SKETCH = 8
@@ -144,6 +146,7 @@ class Step:
         raw_norm: of the gradients as this rank's backward passes made them.
         parameters: after the step.
         buffers: after the step.
+        noise: norm of this step's change in those elements of a parameter whose gradient is rounding.
         before: parameters before the optimizer's first step.
         sizes: number of elements of each tensor, in the first step of an optimizer.
         metrics: numbers that the script reduced over the ranks since the step before, as
@@ -159,6 +162,7 @@ class Step:
     raw_norm: float
     parameters: dict[str, list[float]]
     buffers: dict[str, list[float]]
+    noise: dict[str, float] = field(default_factory=dict)
     before: dict[str, list[float]] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     metrics: list[tuple[str, float, int]] = field(default_factory=list)
@@ -208,6 +212,19 @@ def read_record(path: Path) -> RankRecord:
         else:
             ending = Ending(**data)
     return RankRecord(steps, ending)
+
+
+EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+_FACTOR = {"float64": 4096.0, "float32": 256.0, "float16": 8.0, "bfloat16": 8.0}
+
+
+def rounding(dtype: str) -> float:
+    """Relative difference that one step may make in a dtype: a multiple of its epsilon.
+
+    256 epsilons in float32 and 8 in half precision, where a run in float64 decides in case of doubt; 4096 in
+    float64, where nothing wider can. Gradients of a few layers stay an order of magnitude below.
+    """
+    return _FACTOR.get(dtype, 256.0) * EPSILON.get(dtype, EPSILON["float32"])
 
 
 def difference(one: Sequence[float], other: Sequence[float]) -> float:

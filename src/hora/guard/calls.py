@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hora.guard.board import Entry, Phase
+from hora.guard.source import Block
 from hora.guard.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -34,12 +35,14 @@ class Call:
         text: the call in words.
         where: ``file:line`` of the user's line; None if there is none.
         condition: the condition on the rank under which that line stands, as ``if rank == 0 (file:line)``.
+        blocks: what that line is in: its function, and loops and conditions inside, outermost first.
     """
 
     signature: Mapping[str, Any]
     text: str
     where: str | None = None
     condition: str | None = None
+    blocks: Sequence[Block] = ()
 
     @functools.cached_property
     def key(self) -> str:
@@ -83,7 +86,11 @@ class Calls:
     def receive(self, rank: int, record: Mapping[str, Any]) -> None:
         if record["kind"] == "call":
             self._known[rank][int(record["id"])] = Call(
-                dict(record["signature"]), str(record["text"]), record.get("where"), record.get("condition")
+                dict(record["signature"]),
+                str(record["text"]),
+                record.get("where"),
+                record.get("condition"),
+                [(int(first), int(last), str(text)) for first, last, text in record.get("blocks", ())],
             )
         elif record["kind"] == "set":
             members = [int(member) for member in record["members"]]
@@ -223,12 +230,17 @@ class Calls:
             found.setdefault((call.key, call.where), (call, []))[1].append(rank)
         groups = list(found.values())
         conditional = [entry for entry in groups if entry[0].condition]
-        extra = conditional if len(conditional) == 1 else self._extra(groups)
+        passed = _passed_over(groups)
+        extra = next((each for each in (conditional, passed) if len(each) == 1), None) or self._extra(groups)
         if len(groups) > 1 and len(extra) == 1:
             call, ranks = extra[0]
             others = [entry for entry in groups if entry is not extra[0]]
             told = " ".join(_does(other, at) for other, at in others)
-            if not call.condition:
+            if not call.condition and extra is passed:
+                told += (
+                    f" The line stands in {_left(call, others[0][0])}, which was left, or left out, there."
+                )
+            elif not call.condition:
                 told += " Either the one has made fewer steps than the other, or only it comes to that line."
             self._find_subset(call, ranks, told)
             return
@@ -302,6 +314,32 @@ class Calls:
             key=("calls",),
             stop=True,
         )
+
+
+def _passed_over(groups: Sequence[tuple[Call, list[int]]]) -> list[tuple[Call, list[int]]]:
+    """The groups whose line stands in a block that all other groups have left, or left out."""
+    return [
+        group
+        for group in groups
+        if all(_left(group[0], other[0]) is not None for other in groups if other is not group)
+    ]
+
+
+def _left(call: Call, other: Call) -> str | None:
+    """The block around ``call`` that whoever has come to ``other`` has left, or left out; None: none."""
+    file, _, line = (other.where or "").rpartition(":")
+    if (
+        not call.blocks
+        or call.blocks[:1] != other.blocks[:1]
+        or not (call.where or "").startswith(f"{file}:")
+    ):
+        return None
+    place, looping = int(line), False
+    for first, last, text in call.blocks[1:]:
+        if not first <= place <= last:
+            return f"`{text}` ({file}:{first})" if place > last or looping else None
+        looping = looping or text.startswith(("for ", "while "))
+    return None
 
 
 def _calls(ranks: Sequence[int]) -> str:

@@ -183,6 +183,12 @@ class Data:
                 "Seed once, before the first epoch; or use hora.data_loader(dataset, global_batch=..., "
                 "seed=...).",
             ),
+            "loader": (
+                "Every epoch goes through the samples in the same order: each has a new data loader with "
+                "the same "
+                "seed, which begins with its epoch 0.",
+                "Make the loader once, before the first epoch; it counts its epochs itself.",
+            ),
             "permutation": (
                 "Every epoch goes through the samples in the same order: this line draws the same "
                 "permutation each time, "

@@ -80,21 +80,22 @@ class Gradients:
         record = first[ranks[0]]
         names = record["names"]
         more = f" and {record['count'] - 1} more" if record["count"] > 1 else ""
-        loss = (
-            f" The loss itself was {record['loss']} there."
-            if record["loss"]
-            else " The loss itself was finite, as far as it was seen."
-        )
+        value, where = _value(record["value"]), ranks_text(ranks)
+        if names:
+            what = f"At step {step} the gradient of {names[0]}{more} was {value} on {where}."
+            loss = f"The loss itself was {_value(record['loss'])} there." if record["loss"] else ""
+        else:
+            what = f"At step {step} the loss was {value} on {where}, though the gradients were finite."
+            loss = "What the step has learned from it is not what the loss means."
         spread = (
-            " It was averaged with those of the other ranks, and is in all their parameters now."
+            "It was averaged with those of the other ranks, and is in all their parameters now."
             if len(record["members"]) > 1
-            else " The step was taken with it, so the parameters are not finite any more."
+            else "The step was taken with it, so the parameters are not finite any more."
         )
         self._judge.find(
             Verdict(
                 kind="not-finite",
-                text=f"At step {step} the gradient of {names[0]}{more} was {_value(record['value'])} on "
-                f"{ranks_text(ranks)}.{loss}{spread}",
+                text=" ".join(part for part in (what, loss, spread if names else "") if part),
                 advice="Look at this step's samples on that rank, and at divisions, logarithms and square "
                 "roots of 0 in "
                 "the loss; a smaller learning rate, clipping, or a GradScaler for float16 help against "

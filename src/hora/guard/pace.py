@@ -36,7 +36,7 @@ class Pace:
 
     kinds: frozenset[str] = frozenset()
 
-    def __init__(self, judge: Judge, *, seconds: float = 5.0, steps: int = 10, windows: int = 3) -> None:
+    def __init__(self, judge: Judge, *, seconds: float = 1.0, steps: int = 10, windows: int = 3) -> None:
         self._judge = judge
         self._seconds, self._steps, self._windows = seconds, steps, windows
         self._began: dict[int, Head] = {}

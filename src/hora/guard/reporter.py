@@ -230,6 +230,7 @@ class Reporter:
                 "text": call.text,
                 "where": call.where,
                 "condition": call.condition,
+                "blocks": call.blocks,
             }
         )
         return number, signature

@@ -1,4 +1,4 @@
-"""Does a line of source stand under a condition on the rank?"""
+"""Where a line of source stands: under a condition on the rank, and in which blocks that may be left out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import linecache
 import re
 from collections.abc import Iterator, Sequence
 
-__all__ = ["rank_condition"]
+__all__ = ["Block", "blocks", "rank_condition"]
+
+Block = tuple[int, int, str]
+"""First and last line of a loop, an ``if`` or a handler, and its head; of a function or file: ''."""
 
 _RANK = re.compile(
     r"(?:.*_)?(?:rank|ranks)(?:_.*)?|is_(?:main|master|root|first|chief|leader)\w*|(?:main|master)_process|chief|rank0",
@@ -43,6 +46,30 @@ def _condition(file: str, line: int) -> str | None:
         return None
     at, text = max(found)
     return f"`{text}` ({file}:{at})"
+
+
+@functools.lru_cache(maxsize=256)
+def blocks(file: str, line: int) -> tuple[Block, ...]:
+    """The blocks around a line, outermost first: the function (or file) that it is in, then what it may
+    come to or not, or more than once. Empty where there is no source.
+    """
+    tree = _tree(file)
+    if tree is None or not tree.body:
+        return ()
+    found: list[Block] = [(1, max(line, tree.body[-1].end_lineno or 1), "")]
+    for node in ast.walk(tree):  # from the outside in
+        if not _holds(node, line):
+            continue
+        first, last = getattr(node, "lineno", 1), getattr(node, "end_lineno", 1)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            found = [(first, last, "")]
+        elif isinstance(node, (ast.If, ast.While)):
+            found.append((first, last, f"{type(node).__name__.lower()} {ast.unparse(node.test)}"))
+        elif isinstance(node, (ast.For, ast.AsyncFor)):
+            found.append((first, last, f"for {ast.unparse(node.target)} in {ast.unparse(node.iter)}"))
+        elif isinstance(node, ast.ExceptHandler):
+            found.append((first, last, f"except {ast.unparse(node.type)}" if node.type else "except"))
+    return tuple(found)
 
 
 def _conditions(node: ast.AST, line: int, tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -254,6 +254,12 @@ def required(function: str) -> Context:
     return _current
 
 
+def planned(warmup: int, total: int) -> None:
+    """A schedule warms up for so many steps, of so many in all; a run that is too short for it is refused."""
+    if _current is not None and _current.watch is not None:
+        _current.watch.plan.schedule(warmup, total)
+
+
 def rank() -> int:
     """This worker's rank: 0 to ``size() - 1``, unique in the job."""
     return required("rank").world.rank

@@ -26,6 +26,10 @@ class Fetcher(Protocol):
     def __len__(self) -> int:
         """Number of samples."""
 
+    @property
+    def identity(self) -> int:
+        """Equal for the same data set."""
+
     def fetch(self, order: NDArray[np.int64], shares: Shares, *, seed: int, epoch: int) -> Iterator[Any]:
         """One batch per share (first and one-past-last position), from the samples ``order`` has there."""
 
@@ -56,6 +60,10 @@ class TensorFetcher:
     def __len__(self) -> int:
         return len(self._tensors[0])
 
+    @property
+    def identity(self) -> int:
+        return self._tensors[0].data_ptr()
+
     def fetch(self, order: NDArray[np.int64], shares: Shares, *, seed: int, epoch: int) -> Iterator[Any]:
         for start, stop in shares:
             index = torch.from_numpy(_positions(order, start, stop))
@@ -76,6 +84,7 @@ class SampleFetcher:
         persistent_workers: bool,
     ) -> None:
         self._count = len(dataset)
+        self.identity = id(dataset)
         self._plan = _Plan()
         seeded = _Seeded(dataset, restore=num_workers == 0)
         self._loader: DataLoader[Any] = DataLoader(

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from hora.core.settings import Settings
 from hora.guard.calls import Call
 from hora.guard.reporter import Reporter
-from hora.guard.source import rank_condition
+from hora.guard.source import Block, blocks, rank_condition
 from hora.torch._connections import Connections
 from hora.torch._request import refuse_presentation
 
@@ -229,11 +229,12 @@ def user_frames(limit: int = FRAMES) -> list[tuple[str, int]]:
     return frames
 
 
-def _at() -> tuple[str | None, str | None]:
-    """The user's line, and the condition on the rank under which it stands."""
+def _at() -> tuple[str | None, str | None, tuple[Block, ...]]:
+    """The user's line, the condition on the rank under which it stands, and the blocks that it is in."""
     frames = user_frames()
-    where = f"{frames[0][0]}:{frames[0][1]}" if frames else None
-    return where, rank_condition(frames)
+    if not frames:
+        return None, None, ()
+    return f"{frames[0][0]}:{frames[0][1]}", rank_condition(frames), blocks(*frames[0])
 
 
 def _user_line(depth: int = 2) -> tuple[CodeType | None, int]:

@@ -88,7 +88,12 @@ def data_loader(
             persistent_workers=persistent_workers,
         )
     samples = len(fetcher)
-    _check_global_batch(global_batch, samples=samples, size=context.world.size, tail=tail)
+    try:
+        _check_global_batch(global_batch, samples=samples, size=context.world.size, tail=tail)
+    except GlobalBatchError as error:
+        if context.watch is not None and isinstance(global_batch, int) and global_batch > samples > 0:
+            context.watch.plan.refuse(error)
+        raise
     return Loader(fetcher, samples=samples, global_batch=global_batch, seed=seed, shuffle=shuffle, tail=tail)
 
 
@@ -133,6 +138,13 @@ class Loader:
         return self._epoch + (self._consumed >= self.samples and not self._inside)
 
     @property
+    def order(self) -> tuple[int, ...] | None:
+        """Equal for loaders whose next epoch has the same order of the same samples; None: not shuffled."""
+        if not self._shuffle or self._consumed:
+            return None
+        return self._fetcher.identity, self.samples, self._seed, self._epoch
+
+    @property
     def samples_per_worker(self) -> float:
         """Samples of the current global batch per worker, as a fraction where they are uneven.
 
@@ -164,7 +176,7 @@ class Loader:
         self._resumed = False
         self._serial += 1
         if context.watch is not None:
-            context.watch.plan.own_loader(self)
+            context.watch.epoch(self)
         return self._batches(self._serial, context.world.rank, context.world.size, context.device)
 
     def state_dict(self) -> dict[str, int]:

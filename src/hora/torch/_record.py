@@ -21,7 +21,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from hora.core.recording import Batch, Ending, Plan, Step, as_line
+from hora.core.recording import Batch, Ending, Plan, Step, as_line, rounding
 from hora.torch import _context
 from hora.torch._intervene import Watch
 from hora.torch._intervene_steps import StepInterventions
@@ -65,6 +65,7 @@ class Recorder:
         self._watched: set[int] = set()
         self._dtypes: set[str] = set()
         self._before: dict[str, list[float]] = {}
+        self._start: dict[str, torch.Tensor] = {}
         self._where = ""
         self._unsaved = 0
         self._ended = self._stopping = self._backwards = False
@@ -209,6 +210,7 @@ class Recorder:
 
     def _at_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         with torch._C.DisableTorchFunction():
+            self._start = {name: value.detach().clone() for name, value in self._parameters(optimizer)}
             return self.changes.before_step(optimizer, args, kwargs)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -227,6 +229,7 @@ class Recorder:
     def _note_step(self, optimizer: Optimizer) -> None:
         named = list(self._parameters(optimizer))
         gradients = {name: fingerprint(value.grad) for name, value in named if value.grad is not None}
+        norm = _together(print_[0] for print_ in gradients.values())
         first = bool(self._before)
         self._write(
             Step(
@@ -234,12 +237,17 @@ class Recorder:
                 rates=[float(group.get("lr", 0.0)) for group in optimizer.param_groups],
                 batches=self._batches,
                 gradients=gradients,
-                norm=_together(print_[0] for print_ in gradients.values()),
+                norm=norm,
                 raw_norm=_together(
                     float(self.raw[id(value)].double().norm()) for _, value in named if id(value) in self.raw
                 ),
                 parameters={name: fingerprint(value) for name, value in named},
                 buffers={name: fingerprint(value) for name, value in self._buffers()},
+                noise={
+                    name: _unfounded(self._start[name], value, norm)
+                    for name, value in named
+                    if value.grad is not None
+                },
                 before=self._before,
                 sizes={name: value.numel() for name, value in (*named, *self._buffers())} if first else {},
                 metrics=self.metrics.take(),
@@ -247,7 +255,7 @@ class Recorder:
             )
         )
         self._dtypes |= {str(value.dtype).removeprefix("torch.") for _, value in named}
-        self._batches, self._before = [], {}
+        self._batches, self._before, self._start = [], {}, {}
         self.uses.clear()
 
     def _name(self, optimizer: Optimizer) -> None:
@@ -260,7 +268,7 @@ class Recorder:
                 )
         for prefix, root in self._labelled():
             for name, parameter in root.named_parameters():
-                self._names[id(parameter)] = prefix + name
+                self._names[id(parameter)] = prefix + _plain(name)
         given: Any = getattr(getattr(optimizer, "_hora", None), "names", {})
         for key, name in given.items():
             if isinstance(name, str) and not name.startswith("parameter "):
@@ -277,13 +285,13 @@ class Recorder:
         for prefix, root in self._labelled():
             for name, value in root.named_buffers():
                 if value.is_floating_point():
-                    yield prefix + name, value
+                    yield prefix + _plain(name), value
 
     def _labelled(self) -> list[tuple[str, torch.nn.Module]]:
         """The outermost modules, with what goes before the names in them when there are several."""
         if len(self.roots) == 1:
             return [("", self.roots[0])]
-        return [(f"{type(root).__name__} {place}: ", root) for place, root in enumerate(self.roots, 1)]
+        return [(f"module {place}: ", root) for place, root in enumerate(self.roots, 1)]
 
     # --- the end --------------------------------------------------------------------------------
 
@@ -340,6 +348,20 @@ def _adder(sums: dict[int, torch.Tensor], key: int) -> Callable[[torch.Tensor], 
 
 def _replace(owner: Any, name: str, change: Callable[[Any], Any]) -> None:
     setattr(owner, name, change(getattr(owner, name)))
+
+
+def _plain(name: str) -> str:
+    """The name without what wrappers put in front, which may be there with several workers only."""
+    return ".".join(part for part in name.split(".") if part not in ("module", "_orig_mod"))
+
+
+def _unfounded(before: torch.Tensor, now: torch.Tensor, norm: float) -> float:
+    """Norm of the change where the gradient is rounding, which Adam blows up to full steps."""
+    assert now.grad is not None
+    gradient = now.grad.to_dense() if now.grad.is_sparse else now.grad
+    limit = rounding(str(now.dtype).removeprefix("torch.")) * norm
+    silent = gradient.detach().abs() <= limit
+    return float((now.detach() - before)[silent].double().norm())
 
 
 def _together(norms: Iterator[float]) -> float:

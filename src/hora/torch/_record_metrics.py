@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Metrics"]
 
+SUMMED = " (sum)"
+"""Behind the place of a sum, which the script may yet divide by the number of workers."""
+
 MOST = 4
 """Elements of a tensor that may be a metric; larger ones are gradients or parameters."""
 
@@ -81,8 +84,9 @@ class Metrics:
             if self._weighted:
                 tensor = tensor * self._share(samples)
             result = original(tensor, *args, **kwargs)
+            summed = kwargs.get("op") is _collectives.Sum or kwargs.get("average") is False
             for value in result.detach().reshape(-1).tolist():
-                self._note(place, value, samples)
+                self._note(place + SUMMED * summed, value, samples)
             return result
 
         return allreduce
@@ -96,8 +100,9 @@ class Metrics:
             if self._weighted:
                 tensor.mul_(self._share(samples))
             work = original(tensor, *args, **kwargs)
+            summed = (args[0] if args else kwargs.get("op", dist.ReduceOp.SUM)) == dist.ReduceOp.SUM
             for value in tensor.detach().reshape(-1).tolist():
-                self._note(place, value, samples)
+                self._note(place + SUMMED * summed, value, samples)
             return work
 
         return all_reduce

@@ -12,7 +12,6 @@ import pickle
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,51 +21,22 @@ from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as torch_loader
 from torch.utils.data._utils import fetch as torch_fetch
 
-from hora.core.recording import Source
 from hora.torch import _loader
 from hora.torch._fetch import _Seeded, to_device
 from hora.torch._intervene_random import keyed_samples
 from hora.torch._order import epoch_order
-from hora.torch._record_prints import first_tensor, row_digests
+from hora.torch._record_kept import Given, Kept, Passage, copied, joined, places_that_differ, union
+from hora.torch._record_prints import first_tensor, row_digests, tensors
 
 if TYPE_CHECKING:
     from hora.torch._record import Recorder
 
-__all__ = ["Given", "Sources"]
+__all__ = ["Sources", "user_place"]
 
 LIMIT = 2**28
 """Bytes of cut-out tensors that a rank keeps for a replay."""
 
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
-
-
-@dataclass
-class Given:
-    """A batch that the script was given; ``source`` as in :class:`hora.core.recording.Batch`."""
-
-    samples: list[str]
-    source: Source
-    content: list[str] = field(default_factory=list)
-    loader: int | None = None
-
-
-@dataclass
-class Passage:
-    """One iteration over a loader: the samples of each batch, and their positions (Hora's loader only)."""
-
-    batches: list[list[Any]] = field(default_factory=list)
-    spans: list[tuple[int, int]] = field(default_factory=list)
-    whole: bool = False
-
-
-@dataclass
-class Kept:
-    """What a replay needs: passages by loader, and tensors by step, place in the script and turn."""
-
-    passages: dict[int, list[Passage]] = field(default_factory=dict)
-    trained: set[int] = field(default_factory=set)
-    cuts: dict[tuple[int, str, int], torch.Tensor] = field(default_factory=dict)
-    too_large: bool = False
 
 
 class Sources:
@@ -87,7 +57,7 @@ class Sources:
         if plan.replay is not None:
             paths = sorted(plan.replay.glob("rank-*.pickle"), key=lambda path: int(path.stem[5:]))
             self._other = [pickle.loads(path.read_bytes()) for path in paths]
-        self._per_rank = _places_that_differ(self._other)
+        self._per_rank = places_that_differ(self._other)
 
     def start(self) -> None:
         """Follow all loaders from now on."""
@@ -107,7 +77,7 @@ class Sources:
 
     def given(self, rows: Sequence[str]) -> Given:
         """The batch of this backward pass, whose first module was called with these rows."""
-        named = [given for given in self._given if given.source == "loader"]
+        named = [given for given in self._given if given.loader is not None]
         alike = [given for given in self._given if len(given.samples) == len(rows)]
         if named or alike:
             self._last = named[-1] if named else alike[0]
@@ -187,7 +157,6 @@ class Sources:
                 self._bytes += result.numel() * result.element_size()
                 if self._bytes <= LIMIT:
                     self._kept.cuts[key] = result.detach().cpu().clone()
-                self._kept.too_large |= self._bytes > LIMIT
         return result
 
     def _from_numpy(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -203,6 +172,8 @@ class Sources:
             if not self._recorder.active or isinstance(loader.dataset, _Seeded):
                 return original(loader)
             number, passage, recorded = self._open(loader)
+            if recorded is not None and any(there.values for there in recorded):
+                return self._replayed_values(number, recorded)
             if recorded is not None and loader.batch_sampler is not None:
                 return self._replayed(loader, number, recorded)
             with self._busy():
@@ -242,7 +213,8 @@ class Sources:
             index = iterator._hora_indices.popleft()
             samples = index if isinstance(index, list) else [index]
             if any(sample is None for sample in samples):  # an iterable data set has no numbers
-                self._give(Given(_rows(batch), "seen"))
+                self._keep_value(passage, batch)
+                self._give(Given(_rows(batch), "cut", loader=number))
                 return batch
             passage.batches.append(list(samples))
             self._named(batch, samples, number)
@@ -250,10 +222,22 @@ class Sources:
 
         return following
 
+    def _keep_value(self, passage: Passage, batch: Any) -> None:
+        self._bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors(batch))
+        if self._recorder.plan.keep and self._bytes <= LIMIT:
+            passage.values.append(copied(batch))
+
+    def _replayed_values(self, number: int, recorded: list[Passage]) -> Iterator[Any]:
+        for index in range(max(len(passage.values) for passage in recorded)):
+            parts = [passage.values[index] for passage in recorded if index < len(passage.values)]
+            batch = joined(parts)
+            self._give(Given(_rows(batch), "cut", loader=number))
+            yield batch
+
     def _replayed(self, loader: Any, number: int, recorded: list[Passage]) -> Iterator[Any]:
         kind: Any = torch_loader._DatasetKind
         fetcher = kind.create_fetcher(loader._dataset_kind, loader.dataset, True, loader.collate_fn, False)
-        for samples, _ in _union(recorded):
+        for samples, _ in union(recorded):
             with self._busy():
                 batch = fetcher.fetch(samples)
             self._named(batch, samples, number)
@@ -289,7 +273,7 @@ class Sources:
     def _hora_replayed(
         self, loader: Any, number: int, recorded: list[Passage], device: torch.device
     ) -> Iterator[Any]:
-        for samples, start in _union(recorded):
+        for samples, start in union(recorded):
             stop = start + len(samples)
             # At the places that they had: what is random inside a sample is seeded by its place.
             order = np.zeros(max(stop, loader.samples), dtype=np.int64)
@@ -339,25 +323,6 @@ def _rows(batch: Any) -> list[str]:
     with torch._C.DisableTorchFunction():
         tensor = first_tensor(batch)
         return row_digests(tensor) if tensor is not None else []
-
-
-def _union(recorded: Sequence[Passage]) -> Iterator[tuple[list[Any], int]]:
-    """The batches of all ranks together, in the order of ranks, and the position of the first sample."""
-    for index in range(max(len(passage.batches) for passage in recorded)):
-        parts = [passage.batches[index] for passage in recorded if index < len(passage.batches)]
-        spans = [passage.spans[index] for passage in recorded if index < len(passage.spans)]
-        yield [sample for part in parts for sample in part], min((start for start, _ in spans), default=0)
-
-
-def _places_that_differ(kept: Sequence[Kept]) -> set[str]:
-    """Places in the script where the ranks have cut out different rows at least once."""
-    differ = set()
-    for key in {key for one in kept for key in one.cuts}:
-        parts = [one.cuts.get(key) for one in kept]
-        first = parts[0]
-        if first is None or any(part is None or not torch.equal(first, part) for part in parts[1:]):
-            differ.add(key[1])
-    return differ
 
 
 def user_place() -> str | None:

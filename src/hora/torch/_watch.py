@@ -7,6 +7,7 @@ another rank, or lets a fault of its own reach the training: then it says so onc
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import sys
 import time
@@ -32,6 +33,7 @@ from hora.torch._watch_prints import Prints
 if TYPE_CHECKING:
     from hora.torch._buckets import Bucket
     from hora.torch._context import Context
+    from hora.torch._loader import Loader
     from hora.torch._reducer import Reducer
     from hora.torch._rules import Rule
 
@@ -39,6 +41,10 @@ __all__ = ["Watch", "start"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+_starts = itertools.count(1)
+"""A job may call ``init()`` again, and what it does after that is another training."""
 
 
 def start(context: Context) -> None:
@@ -90,16 +96,18 @@ class Watch:
         self.losses = gradients.Losses()
         self.groups: weakref.WeakKeyDictionary[Optimizer, Group] = weakref.WeakKeyDictionary()
         self._pid = os.getpid()
+        self._start = next(_starts)
         self.modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.prints = Prints(self)
         self.plan = Plan(self)
         self.inputs = Inputs(self)
+        self.orders = Orders(self)
         self._undo: list[Callable[[], None]] = [
             register_optimizer_step_pre_hook(self._before_step).remove,
             register_optimizer_step_post_hook(self._after_step).remove,
             self.losses.install(),
             self.inputs.close,
-            Orders(self).install(),
+            self.orders.install(),
         ]
         self.reporter.handlers["closely"] = self.prints.closely
 
@@ -159,6 +167,12 @@ class Watch:
         """Do something of the watch's own inside a function of the user's."""
         _harmless(self, action)
 
+    @unharmed
+    def epoch(self, loader: Loader) -> None:
+        """A loader of Hora's starts an epoch."""
+        self.plan.own_loader(loader)
+        self.orders.own_starts(loader)
+
     def loading_from(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The batches; the time that they take is time spent waiting for data."""
         while True:
@@ -171,6 +185,7 @@ class Watch:
             finally:
                 self.loading -= 1
                 self.data += time.perf_counter() - began
+                self.orders.own_goes_on()
             yield batch
 
     # --- hooks ----------------------------------------------------------------------------------
@@ -237,13 +252,13 @@ class Watch:
         kind = "distributed" if group.distributed or group.averaged else "plain"
         signature = f"{kind} {type(optimizer).__name__} {group.signature} {group.members}"
         number = _numbers[signature] = _numbers.get(signature, 0) + 1
-        group.key = f"{signature} {number}"
+        group.key = f"{self._start} {signature} {number}"
         group.done = not all(is_plain(parameter) for parameter in group.parameters)
         self.groups[optimizer] = group
         optimizer.register_load_state_dict_post_hook(_restored)
 
     def _send_bad(self, group: Group) -> None:
-        bad = gradients.take_bad(group)
+        bad = gradients.take_bad(group, self.losses)
         if bad is None:
             return
         self.reporter.send(

@@ -57,9 +57,11 @@ class Losses:
 
         return undo
 
-    def fault(self) -> str | None:
-        """What is wrong with the last loss; None: nothing, or nobody knows."""
+    def fault(self, *, wait: bool = True) -> str | None:
+        """What is wrong with the last loss; None: nothing, or nobody knows without waiting for a GPU."""
         if self._last is None or self._last.numel() != 1 or self._last.is_complex():
+            return None
+        if not wait and self._last.device.type != "cpu":
             return None
         return _fault(float(self._last))
 
@@ -120,7 +122,7 @@ def is_skipped(optimizer: Optimizer) -> bool:
     return isinstance(found, torch.Tensor) and found.device.type == "cpu" and bool(found)
 
 
-def take_bad(group: Group) -> dict[str, Any] | None:
+def take_bad(group: Group, losses: Losses) -> dict[str, Any] | None:
     """What was not finite in the gradients that a step has used; None: all was well.
 
     On a GPU nothing waits: what is asked for in one step is known some steps later.
@@ -153,7 +155,10 @@ def take_bad(group: Group) -> dict[str, Any] | None:
                 "step": step,
             }
     if not group.bad:
-        return None
+        fault = losses.fault(wait=False)
+        if fault is None:
+            return None
+        return {"names": [], "count": 0, "value": fault, "loss": fault, "order": losses.passes}
     first = min(group.bad.values(), key=lambda bad: int(bad["order"]))
     group.bad.clear()
     return first

@@ -22,6 +22,7 @@ from hora.torch._watch_digest import sample
 from hora.torch._watch_inputs import hash_of, random_state, replace
 
 if TYPE_CHECKING:
+    from hora.torch._loader import Loader
     from hora.torch._watch import Watch
 
 __all__ = ["Orders"]
@@ -43,8 +44,20 @@ class _Epoch:
     loader: weakref.ref[Any]
     where: str | None
     step: int
+    last: int = 0
+    """Steps at its last batch: an evaluation makes none."""
     indices: list[Any] = field(default_factory=list)
     compared: bool = False
+
+
+@dataclass
+class _Own:
+    """One epoch of a loader of Hora's, and the steps made at its beginning and its last batch."""
+
+    loader: weakref.ref[Loader]
+    order: tuple[Any, ...] | None
+    step: int
+    last: int
 
 
 @dataclass
@@ -64,6 +77,7 @@ class Orders:
         self._epochs: weakref.WeakKeyDictionary[Any, _Epoch] = weakref.WeakKeyDictionary()
         self._last: weakref.WeakKeyDictionary[Any, _Epoch] = weakref.WeakKeyDictionary()
         self._drawn: dict[str, list[_Drawn]] = {}
+        self._own: _Own | None = None
         self._told = False
 
     def install(self) -> Callable[[], None]:
@@ -100,6 +114,9 @@ class Orders:
                 watch.loading -= 1
                 watch.data += time.perf_counter() - began
                 self._fetched(iterator)
+                epoch = self._epochs.get(iterator)
+                if epoch is not None:
+                    epoch.last = watch.step
 
         def permuting(original: Callable[..., Any]) -> Callable[..., Any]:
             def permute(n: Any, *args: Any, **kwargs: Any) -> Any:
@@ -129,6 +146,8 @@ class Orders:
         def start() -> None:
             known = self._epochs.get(iterator)
             if known is None or known.indices:
+                if type(loader.batch_sampler).__module__.startswith("hora."):
+                    return  # inside a loader of Hora's
                 frames = user_frames(1)
                 where = f"{frames[0][0]}:{frames[0][1]}" if frames else None
                 self._epochs[iterator] = _Epoch(weakref.ref(loader), where, self._watch.step)
@@ -169,7 +188,7 @@ class Orders:
             before is None
             or count < FEWEST
             or before.indices[:count] != epoch.indices[:count]
-            or epoch.step <= before.step
+            or before.last <= before.step
             or not _shuffles(sampler, epoch.indices)
         ):
             return
@@ -181,6 +200,24 @@ class Orders:
         if before is not None and type(iterator).__name__ == "_SingleProcessDataLoaderIter":
             pairs = zip(before, _states(), strict=True)
             self._watch.inputs.fetched([old for old, new in pairs if old != new])
+
+    # --- loaders of Hora ------------------------------------------------------------------------
+
+    def own_starts(self, loader: Loader) -> None:
+        """A loader of Hora's starts an epoch. A new loader over the same data starts with the same epoch."""
+        order = loader.order
+        before = self._own
+        self._own = _Own(weakref.ref(loader), order, self._watch.step, self._watch.step)
+        if before is None or order is None or before.order != order or before.loader() is loader:
+            return
+        if before.last > before.step:
+            frames = user_frames(1)
+            self._tell("loader", f"{frames[0][0]}:{frames[0][1]}" if frames else None, "hora.data_loader")
+
+    def own_goes_on(self) -> None:
+        """A loader of Hora's gives a batch."""
+        if self._own is not None:
+            self._own.last = self._watch.step
 
     # --- permutations ---------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
-from hora.core.errors import VerdictError
+from hora.core.errors import HoraError, VerdictError
 from hora.core.plural import plural
 from hora.torch._guard import user_frames
 
@@ -38,6 +38,7 @@ class Plan:
         self._epochs: int | None = None
         self._warmup: tuple[int, int] | None = None
         self._said = False
+        self._rule: str | None = None
 
     # --- what others tell it --------------------------------------------------------------------
 
@@ -90,6 +91,10 @@ class Plan:
             )
         self._check_warmup()
 
+    def refuse(self, error: HoraError) -> None:
+        """An error that says that the plan cannot be."""
+        self._refuse(error.what, fix=error.fix)
+
     def finish(self) -> None:
         """The job ends: was there ever a step?"""
         losses = self._watch.losses
@@ -109,10 +114,17 @@ class Plan:
         if self._said:
             return
         self._said = True
-        self._check_warmup()
         optimizer = group.optimizer
-        if self._watch.rank != 0 or optimizer is None:
+        if optimizer is None:
             return
+        found = _schedulers(optimizer)
+        for scheduler in found:
+            if type(scheduler).__name__ == "LinearLR" and scheduler.start_factor < scheduler.end_factor:
+                self._warmup = scheduler.total_iters, 0
+        self._check_warmup()
+        if self._watch.rank != 0:
+            return
+        self._rule = type(found[0]).__name__ if found else None
         self._watch.reporter.send({"kind": "plan", "text": self._text(group, optimizer)})
 
     def _text(self, group: Group, optimizer: Optimizer) -> str:
@@ -151,9 +163,9 @@ class Plan:
         if self._epochs is not None:
             said.append(f"{self._epochs} {plural(self._epochs, 'epoch')}")
         rates = list(dict.fromkeys(float(entry.get("lr", 0.0)) for entry in optimizer.param_groups))
-        rule = _scheduler(optimizer)
-        if rule is None and self._warmup is not None:
-            rule = f"warm-up over {self._warmup[0]} of {self._warmup[1]} steps"
+        rule = self._rule
+        if self._warmup is not None:
+            rule = f"{f'{rule}, ' if rule else ''}warm-up over {self._warmup[0]} steps"
         said.append(
             f"{type(optimizer).__name__} with learning rate {', '.join(f'{rate:g}' for rate in rates[:3])}"
             + (f" ({rule})" if rule else "")
@@ -224,16 +236,16 @@ def _length(thing: Any) -> int | None:
         return None
 
 
-def _scheduler(optimizer: Optimizer) -> str | None:
-    """The name of the schedule that steers an optimizer."""
-    step: Any = optimizer.step
-    if not getattr(step, "_wrapped_by_lr_sched", False) and "initial_lr" not in optimizer.param_groups[0]:
-        return None
+def _schedulers(optimizer: Optimizer) -> list[Any]:
+    """The schedules that steer an optimizer."""
+    if "initial_lr" not in optimizer.param_groups[0]:
+        return []
     import gc
 
     kind: Any = sys.modules["torch.optim.lr_scheduler"].LRScheduler
+    owners: dict[int, Any] = {}
     for thing in gc.get_referrers(optimizer):
-        for owner in [thing, *gc.get_referrers(thing)] if isinstance(thing, dict) else [thing]:
-            if isinstance(owner, kind):
-                return type(owner).__name__
-    return "a schedule"
+        for owner in [thing, *gc.get_referrers(thing)] if type(thing) is dict else [thing]:
+            if isinstance(owner, kind) and getattr(owner, "optimizer", None) is optimizer:
+                owners[id(owner)] = owner
+    return list(owners.values())

@@ -14,6 +14,7 @@ from hora.verify.evidence import (
     averaging_removals,
     averaging_seen,
     averaging_why,
+    clipping_removals,
     clipping_seen,
     initial_plan,
     initial_seen,
@@ -148,7 +149,7 @@ CAUSES: tuple[Cause, ...] = (
         name="clipping",
         title="clipping on local norms",
         seen=clipping_seen,
-        removals=lambda pair: ("clipping", "unclipped"),
+        removals=clipping_removals,
         why=lambda pair: (
             "Each worker clips its own gradient before the average, so that the sum is clipped by "
             "other norms than the global gradient's."

@@ -9,27 +9,29 @@ errors of the steps add up: ``factor * epsilon * step``. The factor is 256 for f
 precision, where a run in float64 decides in case of doubt, and 4096 for float64, where nothing wider can:
 at step 1 that is 3.1e-5 in float32 and 9.1e-13 in float64.
 
-**Parameters without a gradient of their own.** A bias in front of a batch norm, say, has a gradient that is
-zero but for rounding, which Adam blows up to full steps. A parameter whose gradient has been below
-``factor * epsilon`` of all gradients together in both runs is left out, and buffers, such as the running
-mean behind that bias, may differ by ten times what those parameters do.
+**Gradients that are nothing but rounding.** A bias in front of a batch norm, or of the keys of an attention,
+has a gradient that is zero but for rounding, which Adam blows up to full steps. What the steps have changed
+in elements whose gradient is below ``factor * epsilon`` of all gradients together is allowed to differ, and
+buffers, such as the running mean behind such a bias, may differ by ten times as much.
 """
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hora.core.recording import Step, difference
+from hora.core.recording import EPSILON, Step, difference, rounding
 from hora.verify.runs import Run
 
 __all__ = ["Comparison", "Parting", "Tolerance", "compare"]
 
-_EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-_FACTOR = {"float64": 4096.0, "float32": 256.0, "float16": 8.0, "bfloat16": 8.0}
 _FLOOR = 0.01
 _DRIFT = 10.0
+_RATE = 1e-6
+"""Learning rates are computed in float64 by the script, or in float32 where they are tensors."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,9 @@ class Tolerance:
     def of(cls, run: Run) -> Tolerance:
         """The tolerance for what a run computes in."""
         found = {dtype for rank in run.ranks if rank.ending for dtype in rank.ending.dtypes}
-        known = [dtype for dtype in found if dtype in _EPSILON] or ["float32"]
-        dtype = max(known, key=_EPSILON.__getitem__)
-        return cls(dtype, _FACTOR[dtype] * _EPSILON[dtype])
+        known = [dtype for dtype in found if dtype in EPSILON] or ["float32"]
+        dtype = max(known, key=EPSILON.__getitem__)
+        return cls(dtype, rounding(dtype))
 
     def at(self, step: int) -> float:
         """The largest relative difference at a step; the first is 1."""
@@ -103,39 +105,41 @@ def compare(one: Run, many: Run) -> Comparison:
     """Compare a run with one worker with one with several, all ranks of it."""
     tolerance = Tolerance.of(one)
     largest = 0.0
-    loud: set[str] = set()
+    noise: dict[str, float] = collections.defaultdict(float)
     sizes: dict[str, int] = {}
     steps = min(len(one.steps), len(many.steps))
     for index in range(steps):
-        (reference,), ranks = one.steps[index], many.steps[index]
+        (reference,), ranks = one.steps[index], [_renamed(rank, one, index) for rank in many.steps[index]]
         sizes |= reference.sizes
-        for record in (reference, *ranks):
-            loud |= _loud(record, tolerance.per_step)
+        for name, value in reference.noise.items():
+            noise[name] += value + max(rank.noise.get(name, 0.0) for rank in ranks)
+        limit = tolerance.at(index + 1)
         found: list[Parting] = []
         for number, rank in enumerate(ranks):
-            differences = _differences(reference, rank, sizes)
-            silent = [row for row in differences if row[0] == "parameter" and row[1] not in loud]
-            drifted = max((relative for _, _, relative, _ in silent), default=0.0)
-            for row in differences:
-                what, name, relative, pair = row
-                if row in silent:
-                    continue
-                limit = tolerance.at(index + 1)
-                if what in ("parameter", "buffer") and relative <= limit:
-                    largest = max(largest, relative)
-                if what == "buffer":
-                    limit += _DRIFT * drifted
-                if not relative <= limit:
+            rows = _differences(reference, rank, sizes)
+            drift = max(
+                (noise[row.name] / row.scale for row in rows if row.what == "parameter" and row.scale),
+                default=0.0,
+            )
+            for row in rows:
+                allowed = limit
+                if row.what == "parameter" and row.scale:
+                    allowed += noise[row.name] / row.scale
+                elif row.what == "buffer":
+                    allowed += _DRIFT * drift
+                if row.what in ("parameter", "buffer") and row.relative <= limit:
+                    largest = max(largest, row.relative)
+                if not row.relative <= allowed:
                     found.append(
                         Parting(
                             step=index + 1,
-                            what=what,
-                            name=name,
+                            what=row.what,
+                            name=row.name,
                             rank=number,
-                            relative=relative,
-                            tolerance=limit,
-                            one=pair[0],
-                            many=pair[1],
+                            relative=row.relative,
+                            tolerance=allowed,
+                            one=row.one,
+                            many=row.many,
                         )
                     )
         if found:
@@ -149,29 +153,49 @@ def compare(one: Run, many: Run) -> Comparison:
     return Comparison(steps=steps, largest=largest, parting=ended, tolerance=tolerance)
 
 
-def _loud(step: Step, share: float) -> set[str]:
-    """Parameters whose gradient is more than rounding."""
-    return {name for name, print_ in step.gradients.items() if not print_[0] <= share * step.norm}
+@dataclass(frozen=True)
+class _Row:
+    """One tensor, or rate, of two steps."""
+
+    what: str
+    name: str
+    relative: float
+    scale: float
+    one: float
+    many: float
 
 
-def _differences(
-    one: Step, other: Step, sizes: Mapping[str, int]
-) -> list[tuple[str, str, float, tuple[float, float]]]:
-    """What, name, relative difference and both values of everything that a step wrote down."""
+def _renamed(step: Step, one: Run, index: int) -> Step:
+    """The step under the names that the run with one worker has, where it has as many parameters."""
+    reference = one.steps[index][0]
+    if step.parameters.keys() == reference.parameters.keys() or len(step.parameters) != len(
+        reference.parameters
+    ):
+        return step
+    names = dict(zip(step.parameters, reference.parameters, strict=True))
+    return dataclasses.replace(
+        step,
+        parameters={names[name]: value for name, value in step.parameters.items()},
+        gradients={names[name]: value for name, value in step.gradients.items()},
+        noise={names[name]: value for name, value in step.noise.items()},
+    )
+
+
+def _differences(one: Step, other: Step, sizes: Mapping[str, int]) -> list[_Row]:
+    """Everything that a step wrote down."""
     found = []
     norm = max(one.norm, other.norm)
     for name in sorted(one.gradients.keys() | other.gradients.keys()):
         mine, theirs = one.gradients.get(name), other.gradients.get(name)
         nothing = [0.0] * len(mine or theirs or [])
         distance = difference(mine or nothing, theirs or nothing)
-        values = ((mine or nothing)[0], (theirs or nothing)[0])
-        found.append(("gradient", name, distance / norm if norm else 0.0, values))
+        relative = distance / norm if norm else 0.0
+        found.append(_Row("gradient", name, relative, norm, (mine or nothing)[0], (theirs or nothing)[0]))
     for place, (mine_rate, their_rate) in enumerate(zip(one.rates, other.rates, strict=False)):
         scale = max(abs(mine_rate), abs(their_rate))
         relative = abs(mine_rate - their_rate) / scale if scale else 0.0
-        found.append(
-            ("learning rate", f"group {place}", relative if relative > 1e-6 else 0.0, (mine_rate, their_rate))
-        )
+        relative = relative if relative > _RATE else 0.0
+        found.append(_Row("learning rate", f"group {place}", relative, scale, mine_rate, their_rate))
     for what, mine_all, their_all in (
         ("parameter", one.parameters, other.parameters),
         ("buffer", one.buffers, other.buffers),
@@ -181,8 +205,7 @@ def _differences(
         typical = math.sqrt(square / elements) if elements else 0.0
         for name in sorted(mine_all.keys() & their_all.keys()):
             mine, theirs = mine_all[name], their_all[name]
-            floor = _FLOOR * typical * math.sqrt(sizes.get(name, 0))
-            scale = max(mine[0], theirs[0], floor)
-            distance = difference(mine, theirs)
-            found.append((what, name, distance / scale if scale else 0.0, (mine[0], theirs[0])))
+            scale = max(mine[0], theirs[0], _FLOOR * typical * math.sqrt(sizes.get(name, 0)))
+            relative = difference(mine, theirs) / scale if scale else 0.0
+            found.append(_Row(what, name, relative, scale, mine[0], theirs[0]))
     return found

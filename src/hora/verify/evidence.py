@@ -18,6 +18,7 @@ __all__ = [
     "averaging_removals",
     "averaging_seen",
     "averaging_why",
+    "clipping_removals",
     "clipping_seen",
     "growth",
     "initial_plan",
@@ -31,6 +32,7 @@ __all__ = [
     "samples_why",
     "tail_plan",
     "tail_seen",
+    "unfollowed",
     "uses",
     "weighting_plan",
     "weighting_seen",
@@ -89,10 +91,17 @@ def samples_why(pair: Pair) -> str:
     )
     one, many = pair.one.samples(step), pair.many.samples(step)
     workers, here = pair.many.workers, f"step {step + 1}"
-    if len(many) > len(set(many)) and len(one) == len(set(one)):
+    twice = len(many) - len(set(many))
+    if twice * 2 >= len(set(many)) and len(one) == len(set(one)):
         return (
             f"Workers use the same samples: in {here} {workers} workers use {len(many)} samples, of which "
             f"only {len(set(many))} are different; one worker uses {len(one)} different ones."
+        )
+    before = {sample for index in range(step) for sample in pair.many.samples(index)}
+    if len(one) < len(many) and before.issuperset(set(many) - set(one)):
+        return (
+            f"A sampler pads the last batch: {here} uses {len(one)} samples with 1 worker and {len(many)} "
+            f"with {workers}, those of earlier steps again."
         )
     if len(one) != len(many):
         return (
@@ -106,8 +115,24 @@ def samples_why(pair: Pair) -> str:
         )
     return (
         f"The order of samples depends on the number of workers: of the {len(one)} samples of {here}, "
-        f"{len(set(one) & set(many))} are the same in both runs."
+        f"{len(set(one) & set(many))} are the same in both runs"
+        + (f", and the {workers} workers use {twice} twice." if twice else ".")
     )
+
+
+def unfollowed(pair: Pair) -> str:
+    """What to say where the runs used other samples that cannot be replayed; empty where they did not."""
+    last = min(pair.step, len(pair.one.steps) - 1, len(pair.many.steps) - 1)
+    for step in range(last + 1):
+        one, many = pair.one.samples(step), pair.many.samples(step)
+        seen = "seen" in (_source(pair.one, step), _source(pair.many, step))
+        if seen and one != many:
+            counts = f"{len(one)} with 1 worker, {len(many)} with {pair.many.workers}"
+            return (
+                f"In step {step + 1} the models were called with other rows ({counts}). Where they come from "
+                "could not be followed, so that neither order nor overlap of samples could be tried."
+            )
+    return ""
 
 
 def samples_plan(pair: Pair, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -330,6 +355,10 @@ def random_seen(pair: Pair) -> str:
 def _content(step: Sequence[Step]) -> dict[str, str]:
     batches = [batch for rank in step for batch in rank.batches if batch.content]
     return {name: text for batch in batches for name, text in zip(batch.samples, batch.content, strict=True)}
+
+
+def clipping_removals(pair: Pair) -> tuple[str, ...]:
+    return ("clipping",) if uses("clipping")(pair) else ("unclipped",)
 
 
 def clipping_seen(pair: Pair) -> str:

@@ -69,10 +69,9 @@ def judge_metrics(pair: Pair, rerun: Callable[[str], Run]) -> Judgement:
                 else "With all samples evaluated on every worker it is the same, so the model is, and the "
                 "shares are what differs: unequal, padded by repeated samples, or cut into other batches"
             )
-            place = first.place.removesuffix(" (sum)")
             why = (
-                f"The number reduced at {place}, after step {first.step}, is {first.one:.6g} with 1 worker "
-                f"and {first.many:.6g} with {pair.many.workers}. {how}."
+                f"The number reduced at {first.place}, after step {first.step}, is {first.one:.6g} with 1 "
+                f"worker and {first.many:.6g} with {pair.many.workers}. {how}."
             )
             found = Found(name=METRIC.name, title=METRIC.title, why=why, fix=METRIC.fix)
             return Judgement([found], experiments)

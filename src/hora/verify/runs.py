@@ -123,3 +123,11 @@ class Runs:
         made = Run(workers=workers, plan=told, ranks=ranks, result=result)
         self.made.append(made)
         return made
+
+    def forget_batches(self) -> None:
+        """Remove what only further experiments would need."""
+        for run in self.made:
+            for rank in range(run.workers):
+                run.plan.batches(rank).unlink(missing_ok=True)
+        for path in (self._folder / "records").glob("initial-*"):
+            path.unlink()

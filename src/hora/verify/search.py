@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from hora.core.plural import plural
 from hora.launch import Target
 from hora.verify.causes import CAUSES, Cause
 from hora.verify.compare import Comparison, compare
-from hora.verify.evidence import Pair
+from hora.verify.evidence import Pair, unfollowed
 from hora.verify.metrics import judge_metrics
 from hora.verify.overlap import overlap
 from hora.verify.report import Experiment, Found, Report
@@ -96,10 +97,13 @@ class _Search:
         else:
             chosen, final = self._search(base, compared)
             causes = [self._found(cause, pair, compared_there) for cause, pair, compared_there in chosen]
+        notes = [unfollowed(base)] if compared.parting is not None and not causes and unfollowed(base) else []
         if final is not None:
             metric = judge_metrics(final[0], lambda removal: self._metric_run(final, removal))
             self._experiments += metric.experiments
             causes += metric.causes
+            notes += metric.notes
+        self._runs.forget_batches()
         return Report(
             workers=self._question.workers,
             one=one,
@@ -109,7 +113,7 @@ class _Search:
             rounding=rounding,
             causes=causes,
             experiments=self._experiments,
-            notes=metric.notes if final is not None else [],
+            notes=notes,
             folder=self._question.folder,
             runs=self._runs.made,
             asked=self._question.steps,
@@ -244,6 +248,10 @@ class _Search:
             self._note(Experiment.failed(causes, removals, why))
             return None
         now = compare(one, many)
+        if now.parting is not None and now.parting.what == "end" and "samples" in removals:
+            now = dataclasses.replace(
+                now, parting=None
+            )  # one worker's own loop does not end with the batches
         assert compared.parting is not None
         agreed = now.parting is None or now.parting.step > compared.parting.step
         self._note(Experiment.made(causes, removals, now, agreed=agreed))

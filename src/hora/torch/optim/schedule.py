@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from hora.torch import _context
+
 __all__ = ["polynomial", "set_lr"]
 
 
@@ -27,6 +29,7 @@ def polynomial(step: int, *, base: float, end: float, warmup: int, total: int, p
         total: steps of the whole training, warm-up included.
         power: of the decay.
     """
+    _context.planned(warmup, total)
     if step < warmup:
         return base * (step + 1) / warmup
     if step >= total:
