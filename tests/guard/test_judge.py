@@ -188,6 +188,21 @@ def test_a_rank_that_raised_has_not_just_left() -> None:
     assert stage.verdict.kind == "rank-failed"
 
 
+def test_a_rank_that_has_shut_down_may_still_come_to_the_next_init() -> None:
+    stage = Stage(3)
+    for rank in range(3):
+        stage.call(rank, "init", collective="init")
+    stage.look()
+    for rank in (0, 2):  # these two are back already
+        stage.call(rank, "init", collective="init", where="train.py:90")
+    stage.slots[1].phase(Phase.ABSENT, 0, 1, time.monotonic())
+    stage.look(times=10)
+    assert stage.desk.verdicts == []
+    stage.judge.ended(1, well=True)
+    stage.look()
+    assert stage.verdict.kind == "subset-call"
+
+
 def test_ranks_that_end_after_their_last_call_leave_nobody_behind() -> None:
     stage = Stage(3)
     for rank in range(3):

@@ -187,9 +187,12 @@ class Calls:
         self._judge.urgent |= not gone.issuperset(away)
         if not gone:
             return
-        for place in set(self.waiting().values()):
+        for place, waiting in {place: rank for rank, place in self.waiting().items()}.items():
             missing = self._places.missing(*place)
-            left = [rank for rank in missing if rank in gone]
+            meeting = self.call(waiting, self._places.entry(waiting, *place)).signature.get("collective")
+            # Who has shut down may still come to the next init().
+            ended = self._judge.gone if meeting == "init" else gone
+            left = [rank for rank in missing if rank in ended]
             if left and (len(left) == len(missing) or self._doubted_enough(place)):
                 self._subset(*place, left)
                 return
