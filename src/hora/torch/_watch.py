@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from hora.core.errors import VerdictError
 from hora.torch import _watch_gradients as gradients
 from hora.torch._guard import user_frames
+from hora.torch._request import ReduceOp
 from hora.torch._watch_group import Group, is_plain
 from hora.torch._watch_inputs import Inputs
 from hora.torch._watch_order import Orders
@@ -126,6 +127,7 @@ class Watch:
         process_set = rule.process_set
         members = process_set.members if process_set.included() else [self.rank]
         group = Group(optimizer, distributed=len(members) > 1, members=members, where=here())
+        group.changes = rule.op is ReduceOp.Adasum
         group.name({id(parameter): name for name, parameter in named})
         if isinstance(module, torch.nn.Module):
             self.module(module)
@@ -243,6 +245,7 @@ class Watch:
             where=here(),
         )
         group.averaged = averaging
+        group.changes = averaging and shared is not None and shared.op is ReduceOp.Adasum
         if isinstance(names, Mapping):
             group.name({id(parameter): str(name) for parameter, name in names.items()})
         self._register(optimizer, group)

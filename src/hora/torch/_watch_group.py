@@ -39,6 +39,8 @@ class Group:
         key: the same for the same optimizer on all ranks.
         steps: steps that it has made.
         averaged: whether the form for Horovod scripts averages its gradients.
+        changes: whether each rank steps by its own gradients, with a state of its own, and the changes are
+            combined afterwards: Adasum.
         frame: of the outermost ``step()`` under way; a class may call the step of its base.
         closure: whether that has a closure, which computes the gradients.
         local: sums (on a GPU: maxima) of this rank's own gradients since the last step.
@@ -70,6 +72,7 @@ class Group:
         self.frame: FrameType | None = None
         self.closure = False
         self.averaged = False
+        self.changes = False
         self.local: list[Any] = []
         self.bad: dict[int, dict[str, Any]] = {}
         self.pending: dict[int, tuple[list[str], torch.Tensor, int]] = {}
@@ -95,7 +98,7 @@ class Group:
         optimizer = self._optimizer()
         assert optimizer is not None, "who asks has it"
         group = Group(optimizer, distributed=self.distributed, members=self.members, where=self.where)
-        group.averaged, group.modules = self.averaged, self.modules
+        group.averaged, group.changes, group.modules = self.averaged, self.changes, self.modules
         group.name(self._names)
         return group
 

@@ -45,7 +45,7 @@ class Prints:
 
     def after_step(self, group: Group) -> None:
         """After each step of an optimizer."""
-        if group.is_due():
+        if group.is_due() and not group.changes:
             self._print(group)
         group.versions = [parameter._version for parameter in group.parameters]
         self._flush()
