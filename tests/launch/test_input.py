@@ -13,7 +13,8 @@ from tests.launch.conftest import Bench
 
 from hora.cli import main
 from hora.core.errors import LaunchError
-from hora.launch import Job, ScriptTarget
+from hora.launch import Job, ModuleTarget, ScriptTarget, Target
+from hora.launch.horovod import target as horovod_target
 from hora.launch.job import check, locate, rank_environment
 
 
@@ -218,6 +219,26 @@ def test_threads_per_rank_follow_the_cores_that_the_launcher_may_use(monkeypatch
         "HORA_TIMEOUT": "9",
         "A": "b",
     }
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "guard"),
+    [
+        (ModuleTarget("pytest"), ["test_a.py"], "off"),
+        (ModuleTarget("unittest.__main__"), [], "off"),
+        (ScriptTarget("/usr/bin/pytest"), [], "off"),
+        (horovod_target(["sh", "-c", "exit"])[0], ["/usr/bin/py.test", "-x"], "off"),
+        (horovod_target(["sh", "-c", "exit"])[0], ["/bin/sh", "pytest"], None),
+        (ModuleTarget("train"), ["pytest"], None),
+        (ScriptTarget("pytest_like.py"), [], None),
+    ],
+)
+def test_the_guard_is_off_where_tests_are_run(
+    target: Target, arguments: list[str], guard: str | None
+) -> None:
+    job = Job(target=target, arguments=arguments, workers=2)
+    assert rank_environment(job, {}).get("HORA_GUARD") == guard
+    assert rank_environment(job, {"HORA_GUARD": "on"})["HORA_GUARD"] == "on"
 
 
 def test_locating_a_module_runs_nothing(tmp_path: Path) -> None:
