@@ -262,9 +262,8 @@ def _start_reducescatter(request: Request, context: Context) -> Started:
         results = []
         for index, parts in enumerate(split):
             pieces = [line[index].clone().view(parts[me].dtype).view(parts[me].shape) for line in lines]
-            scaled = [
-                scaled_by(piece.to(reduced_in(piece.dtype, request.op)), request.prescale) for piece in pieces
-            ]
+            wide = reduced_in(parts[me].dtype, request.op)
+            scaled = [_prescaled(piece, request, wide).to(wide) for piece in pieces]
             total = functools.reduce(_FOLD[request.op], scaled)
             results.append(_finish(total, request, size))
         return _results(request, results)
@@ -301,13 +300,22 @@ def _wire(tensor: torch.Tensor, request: Request, index: int) -> torch.Tensor:
     """A contiguous tensor of the dtype in which the reduction runs, that may be overwritten."""
     half = tensor.dtype in (torch.float16, torch.bfloat16)
     dtype = tensor.dtype if half and request.narrow else reduced_in(tensor.dtype, request.op)
-    scaled = scaled_by(tensor.detach(), request.prescale, dtype=dtype)
+    scaled = _prescaled(tensor.detach(), request, dtype)
     if request.outputs is not None and dtype is tensor.dtype and request.outputs[index].is_contiguous():
         output = request.outputs[index].detach()
         return output if scaled.data_ptr() == output.data_ptr() else output.copy_(scaled)
     if scaled.data_ptr() != tensor.data_ptr() and scaled.is_contiguous():
         return scaled
     return scaled.to(dtype, memory_format=torch.contiguous_format, copy=True)
+
+
+def _prescaled(tensor: torch.Tensor, request: Request, dtype: torch.dtype) -> torch.Tensor:
+    """The tensor times the factor that comes before the reduction, for a reduction in ``dtype``."""
+    if request.prescale == 1.0:
+        return tensor
+    if request.scaled_apart and tensor.dtype is torch.float16:
+        return scaled_by(tensor, request.prescale).to(dtype)
+    return scaled_by(tensor, request.prescale, dtype=dtype)
 
 
 def _finish(wire: torch.Tensor, request: Request, size: int) -> torch.Tensor:

@@ -64,6 +64,8 @@ class Request:
         grouped: whether ``tensors`` is a group, so that the result is a list.
         narrow: whether half precision is also added up in half precision, which halves what travels;
             otherwise it is reduced in float32 and rounded once.
+        scaled_apart: whether float16 is rounded between ``prescale`` and the reduction, as if it had been
+            scaled before: Horovod's way, which some of its scripts compare to the last bit.
         rows: first dimensions on all members, where they are known already: ``rows[tensor][member]`` for
             ALLGATHER, ``rows[member]`` (its splits) for ALLTOALL. None lets the ranks tell each other.
         own_group: a group of the same members that carries it instead of the process set's, for a
@@ -83,6 +85,7 @@ class Request:
     process_set: ProcessSet
     grouped: bool = False
     narrow: bool = False
+    scaled_apart: bool = False
     rows: list[list[int]] | None = None
     own_group: dist.ProcessGroup | None = None
 

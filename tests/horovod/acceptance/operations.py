@@ -131,6 +131,21 @@ def test_scale_factors(dtype):
         assert torch.equal(before, (exact * 0.7).to(dtype) * hvd.size())
 
 
+def test_float16_is_rounded_between_the_factor_and_the_sum():
+    torch.manual_seed(1234)
+    tensor = torch.empty(1000).uniform_(-100, 100).half()
+    total = ((tensor.float() * 0.1915194503788923).half().double() * hvd.size()).half()
+    factor = {"op": hvd.Sum, "prescale_factor": 0.1915194503788923}
+    assert torch.equal(hvd.allreduce(tensor, **factor), total)
+    assert torch.equal(hvd.grouped_allreduce([tensor, tensor], **factor)[1], total)
+    share = [len(part) for part in total.tensor_split(hvd.size())]
+    start = sum(share[: hvd.rank()])
+    scattered = hvd.reducescatter(tensor, **factor)
+    assert torch.equal(scattered, total[start : start + share[hvd.rank()]])
+    handles = [hvd.allreduce_async(tensor, name=f"apart.{number}", **factor) for number in range(8)]
+    assert all(torch.equal(hvd.synchronize(handle), total) for handle in handles)
+
+
 def test_order_of_names_differs_between_ranks():
     names = [f"order.{number}" for number in range(20)]
     mine = names if hvd.rank() == 0 else names[::-1]

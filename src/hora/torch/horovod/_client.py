@@ -176,6 +176,7 @@ class Client:
         """
         set_id = request.process_set.process_set_id
         assert set_id is not None
+        request.scaled_apart = True
         if request.process_set is global_process_set:
             request.own_group = self._group
         # As Horovod has it, a name is in use for one kind of operation only, and groups are a kind.

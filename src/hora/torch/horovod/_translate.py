@@ -76,6 +76,7 @@ def run_together(requests: Sequence[Request]) -> list[Any]:
         root=first.root,
         process_set=first.process_set,
         grouped=True,
+        scaled_apart=first.scaled_apart,
         own_group=first.own_group,
     )
     if all(request.outputs is not None for request in requests):
