@@ -121,7 +121,7 @@ class Jobs:
             line = self._server.stdout.readline()
             assert line, "the server has ended"
             result = json.loads(Path(line.strip()).read_text())
-            self._results[result["name"]] = result | {"run": self._run(result["name"])}
+            self._results[result["name"]] = result | {"run": self._run(result["name"]), "real": self._real}
         return self._results[script.name]
 
     def close(self) -> None:
@@ -222,7 +222,7 @@ def _errors(script: Script, result: dict[str, Any]) -> Iterator[str]:
 def _when(
     script: Script, result: dict[str, Any], records: dict[int, dict[str, Any]], began: dict[int, float]
 ) -> float | None:
-    """When the fault happened: said by a line of the output, by the rank that raised, or right after init."""
+    """When the fault happened: told by a line of the output, by the rank that raised, or right after init."""
     after = script.header.get("after")
     if after is not None:
         return next((at for at, line in result["output"] if after in line), None)
@@ -230,6 +230,8 @@ def _when(
         raised = [records[rank]["time"] for rank in _at_fault(script) if rank in records]
         if raised:
             return float(raised[0])
+    if result["real"]:  # the first optimizer then imports for seconds, after init()
+        return float(verdicts(result)[0]["time"])
     return max(began.values(), default=None)
 
 

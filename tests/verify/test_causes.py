@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from tests.verify.conftest import Ask
+from tests.verify.conftest import SCRIPTS, Ask
 
 GROWS = "step 1 uses 4 samples with 1 worker and 8 with 2"
 RATES = (
@@ -71,6 +73,24 @@ def test_a_metric_that_averages_averages(ask: Ask, script: str, removal: str, li
     assert [found.name for found in report.causes] == ["metric"]
     assert f"{script}.py:{line}, after step 4," in report.causes[0].why
     assert [experiment.removals for experiment in report.experiments if experiment.agreed] == [(removal,)]
+
+
+def test_a_script_that_cannot_compute_in_float64_is_judged_in_its_own_dtype(ask: Ask, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    text = (SCRIPTS / "dropout.py").read_text()
+    script.write_text(text + "    assert model[0].weight.dtype is torch.float32\n")
+    report = ask(script, steps=3)
+    assert [found.name for found in report.causes] == ["randomness"]
+    assert report.compared.tolerance.dtype == "float32"
+
+
+def test_what_checkpoints_compute_again_is_changed_too(ask: Ask, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    text = (SCRIPTS / "dropout.py").read_text()
+    text = text.replace("model(x)", "torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)")
+    script.write_text(text.replace("import torch\n", "import torch\nimport torch.utils.checkpoint\n", 1))
+    report = ask(script, steps=3)
+    assert [found.name for found in report.causes] == ["randomness"]
 
 
 def test_what_no_experiment_removes_is_said_to_be_unknown(ask: Ask) -> None:

@@ -27,6 +27,20 @@ def test_fingerprints_measure_differences(count: int) -> None:
         assert scale * float(change.norm()) / 3 < estimate < 3 * scale * float(change.norm())
 
 
+def test_differences_that_are_too_large_for_squares() -> None:
+    assert difference([1e200] * 9, [-1e200] * 9) == pytest.approx(2e200)
+
+
+def test_a_training_that_overflows_is_compared_up_to_there(ask: Ask, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    text = (SCRIPTS / "hora_loader.py").read_text().replace("lr=0.1, momentum=0.9", "lr=1e150")
+    script.write_text(text.replace("    nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n", ""))
+    report = ask(script, steps=6, float64=True)
+    assert report.compared.parting is None
+    assert 0 < report.compared.steps < 6
+    assert any("not finite" in line for line in report.lines())
+
+
 def test_fingerprints_of_numbers_that_are_none() -> None:
     bad = torch.tensor([1.0, math.nan])
     assert difference(fingerprint(bad), fingerprint(bad)) == 0

@@ -229,11 +229,10 @@ def rounding(dtype: str) -> float:
 
 def difference(one: Sequence[float], other: Sequence[float]) -> float:
     """Estimated norm of the difference of two tensors, from their ``[norm, projections...]``."""
-    squares = [(a - b) ** 2 for a, b in zip(one[1:], other[1:], strict=True)]
     if not all(map(math.isfinite, (*one, *other))):
         same = all(str(a) == str(b) for a, b in zip(one, other, strict=True))
         return 0.0 if same else math.inf
-    return math.sqrt(sum(squares) / len(squares))
+    return math.hypot(*(a - b for a, b in zip(one[1:], other[1:], strict=True))) / math.sqrt(SKETCH)
 
 
 def as_line(row: Step | Ending) -> str:

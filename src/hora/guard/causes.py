@@ -200,7 +200,7 @@ def _written(difference: Difference) -> _Cause | None:
             names[entry["which"][0]] if entry["which"] and entry["which"][0] < len(names) else "a parameter"
         )
         return _Cause(
-            f"{name} was written to outside the optimizer, between steps {step} and {step + 1}, on "
+            f"{name} was written to outside the optimizer, between steps {step} and {entry['until']}, on "
             f"{ranks_text(wrote)}"
             + (" only." if len(wrote) < len(records) else ", and not with the same values."),
             "Change parameters on every rank alike, or write hora.broadcast_parameters(model, root_rank=0) "

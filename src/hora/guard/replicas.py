@@ -160,8 +160,12 @@ class Replicas:
             return
         finals = group.finals
         if group.suspect is not None:
-            if _differ(finals, "parameters"):
-                step = max(int(final["step"]) for final in finals.values())
+            # The wrapper of a model may end before its training does.
+            early = any(int(final["step"]) < group.suspect.step for final in finals.values())
+            if early and not gone.issuperset(group.members):
+                return
+            if early or _differ(finals, "parameters"):
+                step = max(group.suspect.step, *(int(final["step"]) for final in finals.values()))
                 self._decide(group, group.suspect, step)
             return
         if len(finals) < 2 or group.equal is None or _differ(finals, "parameters"):

@@ -7,6 +7,7 @@ batches, ``_intervene`` looks into single operations and changes them where an e
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import os
 import random
@@ -85,7 +86,7 @@ class Recorder:
             torch.set_default_dtype(torch.float64)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
-        _replace(torch.Tensor, "backward", self._backward)
+        _replace(torch.autograd, "backward", self._backward)
         _replace(torch.nn.Module, "__call__", self._call)
         _replace(torch, "save", self._save)
         self.sources.start()
@@ -97,11 +98,15 @@ class Recorder:
 
     def _call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if self.depth == 0 and self.active and any(True for _ in module.parameters()):
+            outermost = self.depth == 0 and self.active
+            # Autograd calls checkpointed modules again, and takes modes out of force meanwhile.
+            again = outermost and self._backwards and torch._C._len_torch_function_stack() == 0
+            if outermost and not self._backwards and any(True for _ in module.parameters()):
                 args, kwargs = self._enter(module, args, kwargs)
             self.depth += 1
             try:
-                return original(module, *args, **kwargs)
+                with self.watch if again else contextlib.nullcontext():
+                    return original(module, *args, **kwargs)
             finally:
                 self.depth -= 1
 
@@ -124,6 +129,7 @@ class Recorder:
                 self.roots.append(module)
                 self.changes.first_call(module)
                 self._follow(module)
+            self.metrics.called(rows)
             self._rows = row_digests(given) if given is not None else []
         return args, kwargs
 
@@ -138,20 +144,21 @@ class Recorder:
     # --- backward -------------------------------------------------------------------------------
 
     def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            # PyTorch calls the method again for whoever looks on at functions, as this recorder does.
-            if self._backwards or not self.active:
-                return original(loss, *args, **kwargs)
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            loss = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
+            # Checkpoints make backward passes inside of others.
+            if self._backwards or not self.active or not isinstance(loss, torch.Tensor):
+                return original(tensors, *args, **kwargs)
             if _context._current is None:
                 self.stop("no-init")
             if self.steps >= self.plan.steps:
                 self.stop("stopped")
             with torch._C.DisableTorchFunction():
                 self._note_pass(loss)
-            loss = self.changes.scaled(loss)
             self._backwards = True
             try:
-                return original(loss, *args, **kwargs)
+                changed = self.changes.scaled(loss) if loss is tensors else tensors
+                return original(changed, *args, **kwargs)
             finally:
                 self._backwards = False
                 self.passes += 1

@@ -34,6 +34,7 @@ class Metrics:
         self._weighted = "metric-weights" in recorder.plan.apply
         self._found: list[tuple[str, float, int]] = []
         self._seen = 0
+        self._called = 0
         self._batch = 0
         self._reduced = False
         self._plain_all_reduce = dist.all_reduce
@@ -45,7 +46,12 @@ class Metrics:
 
     def trained(self, samples: int) -> None:
         """A backward pass begins."""
-        self._seen, self._batch = 0, samples
+        self._seen, self._called, self._batch = 0, 0, samples
+
+    def called(self, samples: int) -> None:
+        """A model was called with gradients: for training, or for an evaluation without ``no_grad``."""
+        self._called = samples if self._reduced else self._called + samples
+        self._reduced = False
 
     def start(self) -> None:
         """Follow ``hora.mean``, ``allreduce`` in all its interfaces, and ``torch.distributed.all_reduce``."""
@@ -118,7 +124,7 @@ class Metrics:
 
     def _samples(self) -> int:
         """What the number is a mean of: the evaluation's samples since the last one, else the last batch."""
-        return self._seen or self._batch
+        return self._seen or self._called or self._batch
 
     def _is_metric(self, tensor: Any) -> bool:
         if not isinstance(tensor, torch.Tensor) or not 0 < tensor.numel() <= MOST:

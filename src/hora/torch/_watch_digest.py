@@ -24,22 +24,25 @@ SAMPLE = 4096
 def digests(tensors: Sequence[torch.Tensor]) -> list[int]:
     """One number per tensor: different for different bits, but for chance, and independent of the device.
 
-    On a GPU it waits for the results once.
+    On a GPU it waits for the results.
     """
     found: list[int] = [0] * len(tensors)
-    away: list[tuple[int, torch.Tensor]] = []
+    together: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     with torch.no_grad():
         for index, tensor in enumerate(tensors):
-            words = _folded(_flat(tensor))
-            if words.device.type == "cpu":
-                found[index] = zlib.crc32(words.view(torch.uint8).numpy().data)
+            if tensor.numel() * tensor.element_size() < LARGE and tensor.layout == torch.strided:
+                together.setdefault((tensor.dtype, tensor.device), []).append(index)
             else:
-                away.append((index, words))
-        if away:
-            lengths = [words.numel() * words.element_size() for _, words in away]
-            together = torch.cat([words.view(torch.uint8) for _, words in away]).cpu()
-            for (index, _), piece in zip(away, torch.split(together, lengths), strict=True):
-                found[index] = zlib.crc32(piece.numpy().data)
+                words = _folded(_flat(tensor))
+                found[index] = zlib.crc32(_bytes(words))
+        for members in together.values():
+            # One copy of many small tensors costs less than looking at each.
+            joined = torch._C._nn.flatten_dense_tensors([tensors[index].detach() for index in members])
+            data, end = _bytes(joined), 0
+            width = joined.element_size()
+            for index in members:
+                start, end = end, end + tensors[index].numel() * width
+                found[index] = zlib.crc32(data[start:end])
     return found
 
 
@@ -58,6 +61,10 @@ def sample(tensor: torch.Tensor) -> int:
         return zlib.crc32(str(tuple(tensor.shape)).encode(), digests([flat.clone()])[0])
 
 
+def _bytes(row: torch.Tensor) -> memoryview:
+    return row.cpu().view(torch.uint8).numpy().data
+
+
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's memory as one row, without a copy where it has no gaps."""
     tensor = tensor.detach()
@@ -74,8 +81,6 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 def _folded(flat: torch.Tensor) -> torch.Tensor:
     size = flat.numel() * flat.element_size()
-    if size < LARGE:
-        return flat
     if flat.data_ptr() % 8:
         flat = flat.clone()
     rows = size // (WIDTH * 8)

@@ -24,6 +24,8 @@ EARLY = 8
 SMALL = 16384
 """Elements up to which gradients are copied together: one pass over many beats many calls."""
 
+_CPU = torch.device("cpu")
+
 NOTICEABLE = 4.0
 """A change of so many units in the last place must show in a parameter."""
 
@@ -45,7 +47,8 @@ class Losses:
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
             self.passes += 1
-            self._last = tensors.detach() if isinstance(tensors, torch.Tensor) else None
+            single = isinstance(tensors, torch.Tensor) and tensors.numel() == 1
+            self._last = tensors.detach() if single else None
             original(tensors, *args, **kwargs)
 
         torch.autograd.backward = backward
@@ -59,11 +62,11 @@ class Losses:
 
     def fault(self, *, wait: bool = True) -> str | None:
         """What is wrong with the last loss; None: nothing, or nobody knows without waiting for a GPU."""
-        if self._last is None or self._last.numel() != 1 or self._last.is_complex():
+        last = self._last
+        if last is None or not (wait or last.device == _CPU):
             return None
-        if not wait and self._last.device.type != "cpu":
-            return None
-        return _fault(float(self._last))
+        value = last.item()
+        return _fault(value) if isinstance(value, float) and value - value != 0.0 else None
 
 
 def note_bucket(group: Group, bucket: Bucket, losses: Losses) -> None:

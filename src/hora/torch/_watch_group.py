@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import operator
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
@@ -24,6 +25,8 @@ PRINT_STEPS = 50
 """After steps 1, 2, 4, 8, 16 and 32 there is a fingerprint every so many steps."""
 
 HYPER = (int, float, bool, str)
+
+_version = operator.attrgetter("_version")
 
 
 class Group:
@@ -49,7 +52,10 @@ class Group:
         away: maxima on their way from the GPU.
         written: what wrote parameters between steps since the last report.
         restored: loaded states since the last report.
-        versions: how often each parameter had been written to after the last step.
+        versions: how often each parameter had been written to when that was counted last.
+        own_writes: how often the optimizer writes to each in a step.
+        regular: whether that is the same in each step, as far as it was seen.
+        counted: the step after which it was counted last.
         start: fingerprints of the parameters before the first step.
         after: those after the last step, if they were taken there.
         closely: steps before which fingerprints are still taken.
@@ -80,6 +86,9 @@ class Group:
         self.written: list[dict[str, Any]] = []
         self.restored: list[dict[str, Any]] = []
         self.versions: list[int] = []
+        self.own_writes: list[int] = []
+        self.regular = distributed
+        self.counted = 0
         self.start: list[int] = []
         self.after: list[int] = []
         self.closely = 0
@@ -89,7 +98,7 @@ class Group:
         self.done = False
         self.modules: list[weakref.ref[torch.nn.Module]] = []
         self._names: dict[int, str] = {}
-        self._shape: tuple[int, ...] = ()
+        self._shape: list[int] = []
         self._parameters: list[torch.Tensor] = []
         self._buffers: dict[str, torch.Tensor] = {}
 
@@ -111,13 +120,17 @@ class Group:
         """The optimizer's parameters, kept here too: the last report comes when the optimizer may be gone."""
         optimizer = self._optimizer()
         if optimizer is not None:
-            shape = tuple(len(group["params"]) for group in optimizer.param_groups)
+            shape = [len(group["params"]) for group in optimizer.param_groups]
             if shape != self._shape:
                 self._shape = shape
                 self._parameters = [
                     parameter for group in optimizer.param_groups for parameter in group["params"]
                 ]
         return self._parameters
+
+    def count_writes(self) -> list[int]:
+        """How often each parameter has been written to."""
+        return list(map(_version, self.parameters))
 
     @property
     def names(self) -> list[str]:

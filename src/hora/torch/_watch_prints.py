@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Prints"]
 
+EARLY = 8
+"""Steps in which writes to parameters are looked for between each two."""
+
 CLOSELY = 32
 """Steps in which a replica without averaged gradients may be brought together again by other means."""
 
@@ -47,7 +50,13 @@ class Prints:
         """After each step of an optimizer."""
         if group.is_due() and not group.changes:
             self._print(group)
-        group.versions = [parameter._version for parameter in group.parameters]
+        if 1 < group.steps < EARLY:
+            before, group.versions = group.versions, group.count_writes()
+            own = [new - old for new, old in zip(group.versions, before, strict=False)]
+            group.regular &= group.steps == 2 or own == group.own_writes
+            group.own_writes = own
+        elif group.steps == 1:
+            group.versions = group.count_writes()
         self._flush()
 
     def finish(self) -> None:
@@ -124,17 +133,12 @@ class Prints:
 
     def look_between(self, group: Group) -> None:
         """What happened to parameters since the last step?"""
-        parameters = group.parameters
-        if [parameter._version for parameter in parameters] != group.versions:
-            changed = [
-                index
-                for index, (parameter, version) in enumerate(zip(parameters, group.versions, strict=False))
-                if parameter._version != version
-            ]
-            self._note_written(group, changed)
+        if group.steps < EARLY:
+            before, group.versions = group.versions, group.count_writes()
+            self._compare_writes(group, group.versions, before)
         if not group.after and group.closely <= 0:
             return
-        now = digests(parameters)
+        now = digests(group.parameters)
         if group.after and now != group.after:
             pairs = enumerate(zip(now, group.after, strict=False))
             self._note_written(group, [index for index, (new, old) in pairs if new != old], now)
@@ -144,13 +148,35 @@ class Prints:
             record = {"kind": "again", "key": group.key, "step": group.steps, "parameters": combined(now)}
             self._reporter.send(record | {"left": group.closely})
 
+    def _compare_writes(self, group: Group, now: Sequence[int], before: Sequence[int]) -> None:
+        pairs = enumerate(zip(now, before, strict=False))
+        changed = [index for index, (new, old) in pairs if new != old]
+        if changed:
+            self._note_written(group, changed)
+
+    def _count_writes(self, group: Group) -> None:
+        """Later on, writes are counted from report to report: the optimizer's own are as many in each step."""
+        now, steps = group.count_writes(), group.steps - group.counted
+        known = len(group.own_writes) == len(now) == len(group.versions)
+        if group.regular and known and group.steps > EARLY:
+            pairs = zip(group.versions, group.own_writes, strict=True)
+            expected = [old + steps * own for old, own in pairs]
+            self._compare_writes(group, now, expected)
+        group.versions, group.counted = now, group.steps
+
     def _note_written(self, group: Group, changed: Sequence[int], now: Sequence[int] = ()) -> None:
         if len(group.written) < 4:
             digest = combined(now) if now else None
-            group.written.append({"step": group.steps, "which": list(changed[:5]), "digest": digest})
+            since = group.steps if group.steps < EARLY or now else group.counted
+            until = group.steps + 1 if since == group.steps else group.steps
+            group.written.append(
+                {"step": since, "until": until, "which": list(changed[:5]), "digest": digest}
+            )
 
     def _print(self, group: Group) -> None:
         group.adopt(self._watch.inputs.roots() if group.steps == 1 else ())
+        if group.steps >= EARLY:
+            self._count_writes(group)
         group.after = digests(group.parameters)
         buffers = group.buffers
         self._reporter.send(

@@ -89,7 +89,7 @@ class Comparison:
     """Two runs, step by step.
 
     Attributes:
-        steps: that both made and that were compared.
+        steps: that both made and that were compared; up to where both overflow.
         largest: relative difference of any parameter or buffer, up to where they part.
         parting: None when they agree throughout.
         tolerance: that was applied.
@@ -110,6 +110,8 @@ def compare(one: Run, many: Run) -> Comparison:
     steps = min(len(one.steps), len(many.steps))
     for index in range(steps):
         (reference,), ranks = one.steps[index], [_renamed(rank, one, index) for rank in many.steps[index]]
+        if not (_finite(reference) or any(_finite(rank) for rank in ranks)):
+            return Comparison(steps=index, largest=largest, parting=None, tolerance=tolerance)
         sizes |= reference.sizes
         for name, value in reference.noise.items():
             noise[name] += value + max(rank.noise.get(name, 0.0) for rank in ranks)
@@ -151,6 +153,12 @@ def compare(one: Run, many: Run) -> Comparison:
     if len(one.steps) != len(many.steps):
         ended = Parting(step=steps + 1, what="end", one=len(one.steps), many=len(many.steps))
     return Comparison(steps=steps, largest=largest, parting=ended, tolerance=tolerance)
+
+
+def _finite(step: Step) -> bool:
+    return all(
+        math.isfinite(norm) for norm in (step.norm, *(print_[0] for print_ in step.parameters.values()))
+    )
 
 
 @dataclass(frozen=True)
@@ -201,7 +209,7 @@ def _differences(one: Step, other: Step, sizes: Mapping[str, int]) -> list[_Row]
         ("buffer", one.buffers, other.buffers),
     ):
         elements = sum(sizes.get(name, 0) for name in mine_all)
-        square = sum(print_[0] ** 2 for print_ in mine_all.values() if math.isfinite(print_[0]))
+        square = sum(print_[0] * print_[0] for print_ in mine_all.values() if math.isfinite(print_[0]))
         typical = math.sqrt(square / elements) if elements else 0.0
         for name in sorted(mine_all.keys() & their_all.keys()):
             mine, theirs = mine_all[name], their_all[name]

@@ -206,6 +206,12 @@ class Report:
                 f"The script was stopped after {len(self.one.steps)} steps (--steps): what comes later in "
                 "it, an evaluation at the end say, was not run."
             )
+        made = min(len(self.one.steps), len(self.many.steps))
+        if self.compared.parting is None and self.compared.steps < made:
+            first = self.compared.steps + 1
+            notes.append(
+                f"Gradients or parameters are not finite from step {first} on, with any number of workers."
+            )
         if any(ending.unsaved for ending in endings):
             notes.append("Its calls of torch.save were left out, so that no checkpoint is overwritten.")
         return notes

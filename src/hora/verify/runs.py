@@ -118,6 +118,8 @@ class Runs:
                 timeout=self._timeout,
             )
         )
+        if result.interrupted_by is not None:
+            raise KeyboardInterrupt
         result = dataclasses.replace(result, seconds=time.monotonic() - began)
         ranks = [read_record(told.lines(rank)) for rank in range(workers)]
         made = Run(workers=workers, plan=told, ranks=ranks, result=result)
