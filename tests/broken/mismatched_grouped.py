@@ -1,6 +1,6 @@
 # ranks: 2
 # verdict: mismatched-calls
-# call: allreduce
+# call: grouped_allreduce
 # within: 2
 # ends: error
 """Gradients by hand: a rank leaves those out that it did not need."""

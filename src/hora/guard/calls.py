@@ -70,7 +70,7 @@ UNKNOWN = Call({}, "an unknown collective")
 class Calls:
     """Compares the ranks' sequences of collectives."""
 
-    kinds = frozenset({"call", "check", "set"})
+    kinds = frozenset({"call", "check", "set", "parted"})
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
@@ -97,9 +97,26 @@ class Calls:
             if not members or not all(0 <= member < self._judge.size for member in members):
                 raise ValueError(f"there are no such ranks: {members}")
             self._places.declare(int(record["set"]), members)
+        elif record["kind"] == "parted":
+            self._part(record)
         else:
             place = int(record["set"]), int(record["number"])
             self._checks.setdefault(place, set()).add(rank)
+
+    def _part(self, record: Mapping[str, Any]) -> None:
+        """The gradients of different steps have met: some rank has left out a step or a backward pass."""
+        self._judge.find(
+            Verdict(
+                kind="mismatched-calls",
+                text=str(record["text"]),
+                advice=str(record["advice"]),
+                ranks=list(range(self._judge.size)),
+                call="average gradients",
+                where=record["where"],
+            ),
+            key=("calls",),
+            stop=True,
+        )
 
     def ended(self, rank: int) -> None:
         return
@@ -364,6 +381,9 @@ def _difference(calls: Sequence[Call]) -> str:
     items = [call.signature.get("items") for call in calls]
     if all(isinstance(each, list) for each in items) and any(each != items[0] for each in items):
         return _first_item(items)
+    numbers = list(dict.fromkeys(len(call.signature.get("shape") or ()) for call in calls))
+    if len(numbers) > 1 and len({call.signature.get("collective") for call in calls}) == 1:
+        return f"The number of tensors differs: {' and '.join(map(str, numbers))}."
     for name in FIELDS:
         values = list(dict.fromkeys(_words(call.signature.get(name)) for call in calls))
         if len(values) > 1:

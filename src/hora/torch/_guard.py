@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from hora.core.errors import HoraError
 from hora.core.settings import Settings
 from hora.guard.calls import Call
 from hora.guard.reporter import Reporter
@@ -105,7 +106,7 @@ class Guard:
         set_id = process_set.process_set_id or 0
         code, line = _user_line()
         # An allgather's rows may differ, and what alltoall splits.
-        rows = name in ("allgather", "alltoall")
+        rows = name in ("allgather", "grouped_allgather", "alltoall")
         shapes = tuple((tensor.dtype, tensor.shape[1:] if rows else tensor.shape) for tensor in tensors)
         key = (name, label, set_id, code, line, shapes, *details.values())
 
@@ -113,6 +114,11 @@ class Guard:
             return _describe(name, shapes, label=label, process_set=process_set, details=details)
 
         return self.reporter.enter(key, describe, set_id=set_id, members=process_set.members)
+
+    def parted(self, error: HoraError) -> None:
+        """The ranks' gradients of different steps have met; every rank raises the error."""
+        where = _at()[0]
+        self.reporter.send({"kind": "parted", "text": error.what, "advice": error.fix, "where": where})
 
     @contextlib.contextmanager
     def waiting(self, place: tuple[int, int]) -> Iterator[None]:
@@ -142,7 +148,7 @@ class Guard:
         elif request.kind.value == "broadcast":
             details["root"] = request.root
         return self.enter(
-            request.kind.value,
+            f"grouped_{request.kind.value}" if request.grouped else request.kind.value,
             request.tensors,
             process_set=request.process_set,
             label=request.name,

@@ -250,7 +250,7 @@ class Reducer:
                 "This DistributedOptimizer was made before hora.torch.shutdown().",
                 fix="Make a new optimizer after the next hora.torch.init().",
             )
-        self._marks.check(step=self._steps, wait=False)
+        self._check_marks(wait=False)
         self._arrange()
         for bucket in self._buckets:
             bucket.reset()
@@ -279,6 +279,14 @@ class Reducer:
         if not nothing:
             bucket.release()  # behind the message, which is on its way by now
 
+    def _check_marks(self, *, wait: bool) -> None:
+        try:
+            self._marks.check(step=self._steps, wait=wait)
+        except GradientError as error:
+            if self._context.guard is not None:
+                self._context.guard.parted(error)
+            raise
+
     def _enter(self, bucket: Bucket) -> None:
         guard = self._context.guard
         if guard is not None and self._rule.size > 1:
@@ -299,7 +307,7 @@ class Reducer:
         for bucket in self._wait():
             late |= bucket.unpack()
         self._settled = True
-        self._marks.check(step=self._steps, wait=self._context.device.type == "cpu")
+        self._check_marks(wait=self._context.device.type == "cpu")
         if late:  # reentrant checkpoints can make a gradient twice in one backward
             self._start(task=-1)
             self._finish()
