@@ -8,10 +8,10 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from tests.ranks import ranks
 
 import hora.torch as hora
 from hora.torch._connections import Connections
-from tests.ranks import ranks
 
 
 @ranks(2, 3)

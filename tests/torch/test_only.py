@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.ranks import ranks
 
 import hora.torch as hora
 from hora.core.errors import CollectiveError, UsageError
 from hora.core.presentation import presenting
-from tests.ranks import ranks
 
 
 @ranks(1, 2)

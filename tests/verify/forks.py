@@ -83,7 +83,7 @@ def serve() -> None:
     import torch
 
     torch.set_num_threads(1)
-    importlib.import_module("hora.torch._record")
+    importlib.import_module("hora.torch.verify._record")
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)  # imports what torch imports late
     gc.freeze()  # so that collections in the ranks do not copy what they share
     for line in sys.stdin:
@@ -105,7 +105,7 @@ def _fork(asked: dict[str, Any], rank: int) -> int:
     code = 1
     try:
         _become(asked, rank)
-        importlib.import_module("hora.torch._record_start")
+        importlib.import_module("hora.torch.verify._record_start")
         runpy.run_path(asked["script"], run_name="__main__")
         code = 0
     except SystemExit as ended:

@@ -11,7 +11,7 @@ import torch
 from tests.verify.conftest import SCRIPTS, Ask
 
 from hora.core.recording import Plan, difference
-from hora.torch._record_prints import fingerprint, row_digests
+from hora.torch.verify._record_prints import fingerprint, row_digests
 
 
 @pytest.mark.parametrize("count", [1, 5, 4096, 4097, 30_000])

@@ -42,10 +42,12 @@ def operation(average: bool | None, op: ReduceOp | None, *, function: str) -> Re
             f"{function}: average={average!r} is neither True nor False.",
             fix="Write op=hora.Sum, for example.",
         )
+    as_horovod = dispatcher().as_horovod  # its forms are wrapped once more
     warnings.warn(
-        f"{function}: average= is deprecated; write op=hora.{'Average' if average else 'Sum'}.",
+        f"{function}: average= is deprecated; write "
+        f"op={'hvd' if as_horovod else 'hora'}.{'Average' if average else 'Sum'}.",
         DeprecationWarning,
-        stacklevel=4,
+        stacklevel=5 if as_horovod else 4,
     )
     return ReduceOp.Average if average else ReduceOp.Sum
 

@@ -33,7 +33,7 @@ from hora.torch._presence import Presence
 
 if TYPE_CHECKING:
     from hora.torch._process_sets import ProcessSet
-    from hora.torch._watch import Watch
+    from hora.torch.watch._watch import Watch
 
 __all__ = [
     "Context",
@@ -189,7 +189,7 @@ def init(
     )
     _current.timeline.mark("init", host=platform.node())
     if guard is not None:
-        from hora.torch import _watch  # it is of no use without a guard, and imports much
+        from hora.torch.watch import _watch  # it is of no use without a guard, and imports much
 
         guard.add_group(0, meeting.group)
         _watch.start(_current)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import socket
 import threading
 import time
@@ -32,7 +33,7 @@ from hora.torch.horovod._match import Ask, Key
 from hora.torch.horovod._timeline import Trace
 from hora.torch.horovod._translate import describe, run_together, zeros
 
-__all__ = ["Client", "Pending", "connect"]
+__all__ = ["Client", "Pending"]
 
 PATIENCE = 0.05
 """Seconds after which rank 0 lets the coordinator watch for a stall of what it waits for."""
@@ -255,6 +256,11 @@ class Client:
         with self._lock:
             if self._broken is not None:
                 raise _gone(self._broken)
+            if os.getpid() != self._context.pid:  # it shares the parent's connections, and would speak for it
+                raise HorovodInternalError(
+                    f"{pending.key[1]} was called in a child process, which is no rank. Call it in the "
+                    "process that called hvd.init()."
+                )
             # Whether the first has ended by now is chance, unless this rank has waited: always refused.
             now = time.monotonic()
             if pending.key in self._waiting or now < self._recent.get(pending.key, 0.0) + NAME_SECONDS:
@@ -385,15 +391,3 @@ def _gone(text: str) -> HorovodInternalError:
     error = HorovodInternalError(text)
     error.echo = True
     return error
-
-
-def connect(host: str, port: int, token: str, *, rank: int) -> tuple[socket.socket, socket.socket]:
-    """The control and alarm connections of a rank other than 0."""
-    ends = []
-    for alarm in (False, True):
-        connection = socket.create_connection((host, port), timeout=60.0)
-        connection.settimeout(None)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.sendall(f"{token} {json.dumps([rank, alarm])}\n".encode())
-        ends.append(connection)
-    return ends[0], ends[1]

@@ -56,7 +56,11 @@ def join(device: int = -1) -> int:
     Returns:
         The rank that joined last.
     """
-    return session("join").client.join()
+    current = session("join")
+    last = current.client.join()
+    if current.context.watch is not None:
+        current.context.watch.rejoined()
+    return last
 
 
 def broadcast_parameters(

@@ -13,13 +13,14 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from hora.core.errors import CollectiveError, UsageError
+from hora.core.errors import CollectiveError, NotInitializedError, UsageError
 from hora.torch import _collectives, _exchange, _reducescatter, _sparse
 from hora.torch._handles import Handle
 from hora.torch._handles import poll as _poll
 from hora.torch._handles import synchronize as _synchronize
 from hora.torch._request import ReduceOp
 from hora.torch.horovod._errors import HorovodInternalError
+from hora.torch.horovod._session import session
 
 __all__ = [
     "InvalidArgumentError",
@@ -73,6 +74,9 @@ def _as_horovod(function: Callable[P, R]) -> Callable[P, R]:
             kwargs["op"] = by_number(kwargs["op"])
         try:
             return function(*args, **kwargs)
+        except NotInitializedError:
+            session(function.__name__)  # says so in Horovod's words
+            raise
         except UsageError as error:
             if isinstance(error, HorovodInternalError):
                 raise

@@ -21,7 +21,8 @@ from hora.core.settings import load
 from hora.torch import _context, _process_sets, _request
 from hora.torch._context import Context
 from hora.torch._process_sets import ProcessSet, global_process_set
-from hora.torch.horovod._client import Client, connect
+from hora.torch.horovod._client import Client
+from hora.torch.horovod._connect import connect
 from hora.torch.horovod._coordinator import Coordinator
 from hora.torch.horovod._errors import HorovodInternalError
 from hora.torch.horovod._match import Table

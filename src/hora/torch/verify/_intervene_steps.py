@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from hora.torch._intervene import group
+from hora.torch.verify._intervene import group
 
 if TYPE_CHECKING:
-    from hora.torch._record import Recorder
+    from hora.torch.verify._record import Recorder
 
 _all_reduce = dist.all_reduce  # before the recorder looks on
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hora.torch._watch_digest import combined, digests
-from hora.torch._watch_group import Group, is_plain, shortened
+from hora.torch.watch._digest import combined, digests
+from hora.torch.watch._group import Group, is_plain, shortened
 
 if TYPE_CHECKING:
-    from hora.torch._watch import Watch
+    from hora.torch.watch._watch import Watch
 
 __all__ = ["Prints"]
 
@@ -64,6 +64,12 @@ class Prints:
         for final in list(self._finals.values()):
             final()
         self._flush()
+
+    def forget(self, group: Group) -> None:
+        """Make no last report of this optimizer."""
+        final = self._finals.pop(group.key, None)
+        if final is not None:
+            final.detach()
 
     def close(self) -> None:
         """Report no more."""

@@ -23,13 +23,13 @@ from torch.utils.data._utils import fetch as torch_fetch
 
 from hora.torch import _loader
 from hora.torch._fetch import _Seeded, to_device
-from hora.torch._intervene_random import keyed_samples
 from hora.torch._order import epoch_order
-from hora.torch._record_kept import Given, Kept, Passage, copied, joined, places_that_differ, union
-from hora.torch._record_prints import first_tensor, row_digests, tensors
+from hora.torch.verify._intervene_random import keyed_samples
+from hora.torch.verify._record_kept import Given, Kept, Passage, copied, joined, places_that_differ, union
+from hora.torch.verify._record_prints import first_tensor, row_digests, tensors
 
 if TYPE_CHECKING:
-    from hora.torch._record import Recorder
+    from hora.torch.verify._record import Recorder
 
 __all__ = ["Sources", "user_place"]
 

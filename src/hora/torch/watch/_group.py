@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from hora.torch._watch_digest import combined, digests
+from hora.torch.watch._digest import combined, digests
 
 __all__ = ["Group", "is_plain"]
 

@@ -16,12 +16,20 @@ import torch.distributed as dist
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from hora.torch._intervene_batch_norm import shared_batch_norm
-from hora.torch._intervene_random import DRAWS, DROPOUTS, States, drops, keyed_rows, seed_of, without_dropout
-from hora.torch._record_prints import tensors
+from hora.torch.verify._intervene_batch_norm import shared_batch_norm
+from hora.torch.verify._intervene_random import (
+    DRAWS,
+    DROPOUTS,
+    States,
+    drops,
+    keyed_rows,
+    seed_of,
+    without_dropout,
+)
+from hora.torch.verify._record_prints import tensors
 
 if TYPE_CHECKING:
-    from hora.torch._record import Recorder
+    from hora.torch.verify._record import Recorder
 
 __all__ = ["Watch", "group"]
 

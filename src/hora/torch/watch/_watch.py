@@ -22,14 +22,14 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hora.core.errors import VerdictError
-from hora.torch import _watch_gradients as gradients
 from hora.torch._guard import user_frames
 from hora.torch._request import ReduceOp
-from hora.torch._watch_group import Group, is_plain
-from hora.torch._watch_inputs import Inputs
-from hora.torch._watch_order import Orders
-from hora.torch._watch_plan import Plan
-from hora.torch._watch_prints import Prints
+from hora.torch.watch import _gradients as gradients
+from hora.torch.watch._group import Group, is_plain
+from hora.torch.watch._inputs import Inputs
+from hora.torch.watch._order import Orders
+from hora.torch.watch._plan import Plan
+from hora.torch.watch._prints import Prints
 
 if TYPE_CHECKING:
     from hora.torch._buckets import Bucket
@@ -97,6 +97,7 @@ class Watch:
         self.losses = gradients.Losses()
         self.groups: weakref.WeakKeyDictionary[Optimizer, Group] = weakref.WeakKeyDictionary()
         self._pid = os.getpid()
+        self._joins = 0
         self._start = next(_starts)
         self.modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.prints = Prints(self)
@@ -150,8 +151,15 @@ class Watch:
 
     @unharmed
     def rejoined(self) -> None:
-        """After ``join()`` all ranks have the same again, and have made different numbers of steps before."""
+        """After ``join()`` all ranks have the same again, and have made different numbers of steps before.
+
+        In the form for Horovod scripts they have what the script gives them before the next step.
+        """
+        self._joins += 1
         for optimizer, old in list(self.groups.items()):
+            if old.averaged:
+                self.prints.forget(old)
+                del self.groups[optimizer]
             if not old.distributed:
                 continue
             group, distributed = old.anew(), cast("Any", optimizer)
@@ -253,7 +261,9 @@ class Watch:
 
     def _register(self, optimizer: Optimizer, group: Group) -> None:
         kind = "distributed" if group.distributed or group.averaged else "plain"
-        signature = f"{kind} {type(optimizer).__name__} {group.signature} {group.members}"
+        # Some ranks may not have come to a first step before the last join.
+        joins = self._joins if group.averaged else 0
+        signature = f"{joins} {kind} {type(optimizer).__name__} {group.signature} {group.members}"
         number = _numbers[signature] = _numbers.get(signature, 0) + 1
         group.key = f"{self._start} {signature} {number}"
         group.done = not all(is_plain(parameter) for parameter in group.parameters)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hora.core.recording import Plan
 from hora.core.settings import load
-from hora.torch._record import Recorder
+from hora.torch.verify._record import Recorder
 
 _settings = load()
 assert _settings.verify is not None, "the launcher sets both"

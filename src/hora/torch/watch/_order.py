@@ -18,12 +18,12 @@ from torch.utils.data import dataloader as loaders
 from torch.utils.data.distributed import DistributedSampler
 
 from hora.torch._guard import user_frames
-from hora.torch._watch_digest import sample
-from hora.torch._watch_inputs import hash_of, random_state, replace
+from hora.torch.watch._digest import sample
+from hora.torch.watch._inputs import hash_of, random_state, replace
 
 if TYPE_CHECKING:
     from hora.torch._loader import Loader
-    from hora.torch._watch import Watch
+    from hora.torch.watch._watch import Watch
 
 __all__ = ["Orders"]
 

@@ -24,11 +24,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from hora.core.recording import Batch, Ending, Plan, Step, as_line, rounding
 from hora.torch import _context
-from hora.torch._intervene import Watch
-from hora.torch._intervene_steps import StepInterventions
-from hora.torch._record_metrics import Metrics
-from hora.torch._record_prints import fingerprint, first_tensor, row_digests
-from hora.torch._record_sources import Sources
+from hora.torch.verify._intervene import Watch
+from hora.torch.verify._intervene_steps import StepInterventions
+from hora.torch.verify._record_metrics import Metrics
+from hora.torch.verify._record_prints import fingerprint, first_tensor, row_digests
+from hora.torch.verify._record_sources import Sources
 
 __all__ = ["Recorder"]
 

@@ -15,8 +15,8 @@ from hora.torch._guard import user_frames
 
 if TYPE_CHECKING:
     from hora.torch._loader import Loader
-    from hora.torch._watch import Watch
-    from hora.torch._watch_group import Group
+    from hora.torch.watch._group import Group
+    from hora.torch.watch._watch import Watch
 
 __all__ = ["Plan"]
 

@@ -10,11 +10,11 @@ import torch
 from torch.optim import Optimizer
 
 from hora.guard.reporter import Reporter
-from hora.torch._watch_digest import digests
+from hora.torch.watch._digest import digests
 
 if TYPE_CHECKING:
     from hora.torch._buckets import Bucket
-    from hora.torch._watch_group import Group
+    from hora.torch.watch._group import Group
 
 __all__ = ["EARLY", "Losses", "is_skipped", "look_for_idle", "note_bucket", "note_plain", "take_bad"]
 

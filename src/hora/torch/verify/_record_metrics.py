@@ -11,11 +11,11 @@ import torch.distributed as dist
 import hora.torch as hora
 from hora.torch import _collectives, _context, _metrics
 from hora.torch import horovod as horovod_face
-from hora.torch._intervene import group
-from hora.torch._record_sources import user_place
+from hora.torch.verify._intervene import group
+from hora.torch.verify._record_sources import user_place
 
 if TYPE_CHECKING:
-    from hora.torch._record import Recorder
+    from hora.torch.verify._record import Recorder
 
 __all__ = ["Metrics"]
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from hora.torch._watch_digest import combined, sample
+from hora.torch.watch._digest import combined, sample
 
 if TYPE_CHECKING:
-    from hora.torch._watch import Watch
-    from hora.torch._watch_group import Group
+    from hora.torch.watch._group import Group
+    from hora.torch.watch._watch import Watch
 
 __all__ = ["Inputs"]
 
