@@ -230,3 +230,30 @@ def _sets_of_a_job_that_goes_on() -> list[float]:
 
 def test_process_sets_of_the_job_outlive_the_negotiation() -> None:
     assert run_ranks(3, _sets_of_a_job_that_goes_on) == [[1.0, 2.0, 1.0], [2.0, 2.0], [2.0]]
+
+
+def _children_call_operations(folder: str) -> float:
+    hvd.init()
+    child = os.fork()
+    if child == 0:
+        said = [str(hvd.rank())]
+        for call in (lambda: hvd.allreduce(torch.ones(1)), hvd.barrier, hvd.join):
+            try:
+                call()
+            except hvd.HorovodInternalError as error:
+                said.append(str(error))
+        Path(folder, f"said-{hvd.rank()}").write_text("\n".join(said))
+        os._exit(0)
+    os.waitpid(child, 0)
+    total = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+    hvd.shutdown()
+    return float(total)
+
+
+def test_a_forked_child_neither_waits_nor_speaks_for_its_rank(tmp_path: Path) -> None:
+    assert run_ranks(2, _children_call_operations, str(tmp_path)) == [2.0, 2.0]
+    for rank in range(2):
+        own, *errors = (tmp_path / f"said-{rank}").read_text().splitlines()
+        assert own == str(rank)
+        assert len(errors) == 3
+        assert all("was called in a child process" in error for error in errors)

@@ -387,7 +387,7 @@ def test_what_is_called_outside_of_a_job_says_so():
     hvd.shutdown()
     hvd.shutdown()
     for call in (hvd.rank, hvd.join, hvd.barrier, lambda: hvd.allreduce(torch.ones(1))):
-        with pytest.raises(ValueError, match=r"init\(\)"):
+        with pytest.raises(ValueError, match=r"called before hvd\.init\(\)"):
             call()
     for comm in (None, [], everyone):
         hvd.init(comm)

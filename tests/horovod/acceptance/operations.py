@@ -74,8 +74,16 @@ def test_allreduce_min_max_product(dtype):
 
 
 def test_average_argument_is_deprecated_and_excludes_op():
-    with pytest.warns(DeprecationWarning, match="deprecated"):
-        assert hvd.allreduce(torch.ones(2), average=False).tolist() == [hvd.size()] * 2
+    forms = (
+        hvd.allreduce,
+        hvd.allreduce_,
+        lambda *args, **kwargs: hvd.grouped_allreduce([*args], **kwargs)[0],
+    )
+    for form in forms:
+        with pytest.warns(DeprecationWarning, match=r"deprecated; write op=hvd\.Sum") as told:
+            total = form(torch.ones(2), average=False)
+        assert total.tolist() == [hvd.size()] * 2
+        assert told[0].filename == __file__
     with pytest.raises(ValueError):
         hvd.allreduce(torch.ones(2), average=True, op=hvd.Sum)
 

@@ -19,14 +19,6 @@ from hora.torch._collectives import (
 from hora.torch._compression import (
     Compression,
 )
-from hora.torch._context import (
-    cross_rank,
-    cross_size,
-    local_rank,
-    local_size,
-    rank,
-    size,
-)
 from hora.torch._process_sets import (
     ProcessSet,
     global_process_set,
@@ -102,4 +94,12 @@ from hora.torch.horovod._session import (
     init,
     is_initialized,
     shutdown,
+)
+from hora.torch.horovod._world import (
+    cross_rank,
+    cross_size,
+    local_rank,
+    local_size,
+    rank,
+    size,
 )
