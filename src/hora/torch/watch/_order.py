@@ -58,6 +58,8 @@ class _Own:
     order: tuple[Any, ...] | None
     step: int
     last: int
+    repeats: str | None = None
+    """The line that starts it, if the epoch before it had the same order, and no step has told of it yet."""
 
 
 @dataclass
@@ -113,6 +115,7 @@ class Orders:
             finally:
                 watch.loading -= 1
                 watch.data += time.perf_counter() - began
+                watch.plan.batches += 1
                 self._fetched(iterator)
                 epoch = self._epochs.get(iterator)
                 if epoch is not None:
@@ -212,12 +215,17 @@ class Orders:
             return
         if before.last > before.step:
             frames = user_frames(1)
-            self._tell("loader", f"{frames[0][0]}:{frames[0][1]}" if frames else None, "hora.data_loader")
+            self._own.repeats = f"{frames[0][0]}:{frames[0][1]}" if frames else ""
 
     def own_goes_on(self) -> None:
         """A loader of Hora's gives a batch."""
-        if self._own is not None:
-            self._own.last = self._watch.step
+        own = self._own
+        if own is None:
+            return
+        own.last = self._watch.step
+        if own.repeats is not None and own.last > own.step:  # an evaluation over the same data may repeat it
+            where, own.repeats = own.repeats, None
+            self._tell("loader", where or None, "hora.data_loader")
 
     # --- permutations ---------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ class Plan:
         self._watch = watch
         self.passes: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self.shared: str | None = None
+        self.batches = 0  # that data loaders have given, up to the first step
         self._own: weakref.ref[Loader] | None = None
         self._torch: weakref.ref[Any] | None = None
         self._epochs: int | None = None
@@ -133,7 +134,7 @@ class Plan:
         said: list[str] = []
         own, other = self._loaders()
         if own is not None:
-            said.append(_batch(own.global_batch, size, passes))
+            said.append(_batch(own.global_batch, size, passes, self.batches))
             dropped = own.samples - own.samples_per_epoch
             steps, samples = len(own), own.samples
             left = (
@@ -146,7 +147,7 @@ class Plan:
             said.append(f"{steps} {plural(steps, 'batch', many='batches')} per epoch{left} in each")
         elif other is not None and isinstance(other.batch_size, int):
             replicas = getattr(other.sampler, "num_replicas", 1) or 1
-            said.append(_batch(other.batch_size * size, size, passes))
+            said.append(_batch(other.batch_size * size, size, passes, self.batches))
             length = _length(other)
             samples = _length(getattr(other, "dataset", None)) or 0
             if length is not None:
@@ -220,10 +221,15 @@ class Plan:
         )
 
 
-def _batch(together: int, size: int, passes: int) -> str:
+def _batch(together: int, size: int, passes: int, batches: int) -> str:
     micro = together // size
-    per_step = together * passes
-    times = f" x {passes} backward passes" if passes > 1 else ""
+    split = 0 < batches < passes  # one batch of the loader is cut up for several backward passes
+    per_step = together * (batches if split else passes)
+    times = f" x {batches} batches" if split and batches > 1 else ""
+    if split:
+        times += f" in {passes} backward passes"
+    elif passes > 1:
+        times = f" x {passes} backward passes"
     return f"global batch {per_step} ({size} {plural(size, 'worker')} x {micro} samples{times})"
 
 

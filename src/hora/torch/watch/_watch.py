@@ -195,6 +195,7 @@ class Watch:
             finally:
                 self.loading -= 1
                 self.data += time.perf_counter() - began
+                self.plan.batches += 1
                 self.orders.own_goes_on()
             yield batch
 
