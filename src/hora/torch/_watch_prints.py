@@ -155,7 +155,7 @@ class Prints:
             self._note_written(group, changed)
 
     def _count_writes(self, group: Group) -> None:
-        """Later on, writes are counted from report to report: the optimizer's own are as many in each step."""
+        """Later, writes are counted from report to report: the optimizer's own are as many in each step."""
         now, steps = group.count_writes(), group.steps - group.counted
         known = len(group.own_writes) == len(now) == len(group.versions)
         if group.regular and known and group.steps > EARLY:
