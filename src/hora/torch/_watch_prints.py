@@ -86,6 +86,8 @@ class Prints:
         if len(group.members) < 2 and self._watch.size > 1:
             return
         group.start = digests(group.parameters)
+        if self._watch.size == 1:
+            return
         since = [
             index
             for index, (parameter, number) in enumerate(zip(group.parameters, group.start, strict=True))
