@@ -2,10 +2,10 @@
 
     python benchmarks/guard_cost.py [--rounds 15] [--steps 50] [--ranks 2]
 
-Two trainings are measured, on synthetic data: the small ResNet of the workload, and a small transformer. Each
-job of ``hora run`` switches the guard's hooks off and on in turn, over as many steps as lie between two
-fingerprints, and compares rounds that lie next to each other. CPU seconds of rank 0 are compared, so that other
-work on the machine disturbs little. A ratio of 1.01 means 1 % of the step's time.
+Two trainings are measured, on synthetic data: the small ResNet of the workload, and a small transformer.
+Each job of ``hora run`` switches the guard's hooks off and on in turn, over as many steps as lie between two
+fingerprints, and compares rounds that lie next to each other. CPU seconds of rank 0 are compared, so that
+other work on the machine disturbs little. A ratio of 1.01 means 1 % of the step's time.
 """
 
 from __future__ import annotations

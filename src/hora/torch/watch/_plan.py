@@ -138,13 +138,13 @@ class Plan:
             dropped = own.samples - own.samples_per_epoch
             steps, samples = len(own), own.samples
             left = (
-                f", {dropped} of {samples} samples dropped"
+                f", {dropped} of {samples} samples dropped in each"
                 if dropped > 0
-                else f", {own.padded} samples repeated"
+                else f", {own.padded} samples repeated in each"
                 if own.padded
                 else ""
             )
-            said.append(f"{steps} {plural(steps, 'batch', many='batches')} per epoch{left} in each")
+            said.append(f"{steps} {plural(steps, 'batch', many='batches')} per epoch{left}")
         elif other is not None and isinstance(other.batch_size, int):
             replicas = getattr(other.sampler, "num_replicas", 1) or 1
             said.append(_batch(other.batch_size * size, size, passes, self.batches))

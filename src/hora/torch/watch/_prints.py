@@ -92,6 +92,8 @@ class Prints:
         if len(group.members) < 2 and self._watch.size > 1:
             return
         group.start = digests(group.parameters)
+        if self._watch.size == 1:
+            return
         since = [
             index
             for index, (parameter, number) in enumerate(zip(group.parameters, group.start, strict=True))
@@ -161,7 +163,7 @@ class Prints:
             self._note_written(group, changed)
 
     def _count_writes(self, group: Group) -> None:
-        """Later on, writes are counted from report to report: the optimizer's own are as many in each step."""
+        """Later, writes are counted from report to report: the optimizer's own are as many in each step."""
         now, steps = group.count_writes(), group.steps - group.counted
         known = len(group.own_writes) == len(now) == len(group.versions)
         if group.regular and known and group.steps > EARLY:

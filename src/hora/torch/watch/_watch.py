@@ -231,6 +231,8 @@ class Watch:
         self.step = max(self.step, group.steps)
         self.reporter.slot.pace(self.step, self.data, self.reporter.waited, time.monotonic())
         if not group.distributed and group.closure:
+            if group.steps == 1:
+                group.adopt(self.inputs.roots())  # the model was called inside the step
             gradients.note_plain(group, self.losses)
         self._send_bad(group)
         self.inputs.stepped(group)
