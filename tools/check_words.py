@@ -14,7 +14,6 @@ from pathlib import Path
 SYNONYMS = {
     r"\bworld[ -]size\b": "size",
     r"\blocal world size\b": "local size",
-    r"\bnum_replicas\b": "size",
     r"\bminibatch(es)?\b": "micro-batch (or global batch)",
     r"\bmini-batch(es)?\b": "micro-batch (or global batch)",
     r"\bmicrobatch(es)?\b": "micro-batch",

@@ -28,7 +28,7 @@ from hora.core.settings import Settings
 from hora.core.world import World
 from hora.guard.board import Board
 from hora.torch import _context
-from hora.torch._watch_digest import digests
+from hora.torch.watch._digest import digests
 
 
 class Supervisor:
