@@ -389,7 +389,7 @@ def test_the_plan_and_plans_that_cannot_be() -> None:
         plans = supervisor.all("plan")
         assert [record["text"] for record in plans] == (
             [
-                "Plan: global batch 32 (2 workers x 8 samples x 2 backward passes); 4 batches per epoch, "
+                "Plan: global batch 16 (2 workers x 8 samples in 2 backward passes); 4 batches per epoch, "
                 "6 of 70 samples dropped in each; 1 epoch; SGD with learning rate 0.5."
             ]
             if hora.rank() == 0
