@@ -257,3 +257,31 @@ def test_a_forked_child_neither_waits_nor_speaks_for_its_rank(tmp_path: Path) ->
         assert own == str(rank)
         assert len(errors) == 3
         assert all("was called in a child process" in error for error in errors)
+
+
+def _dynamic_at_the_second_call() -> list[str]:
+    hvd.init()
+    with pytest.raises(ValueError, match="dynamic"):
+        hvd.add_process_set([0])
+    hvd.init(process_sets="dynamic")
+    said = [str(hvd.add_process_set([0]))]
+    hvd.shutdown()
+    hvd.init()
+    said.append(str(hvd.add_process_set([1])))
+    said.append(str(hvd.global_process_set))
+    hvd.shutdown()
+    return said
+
+
+def test_process_sets_once_dynamic_stay_so() -> None:
+    assert (
+        run_ranks(2, _dynamic_at_the_second_call)
+        == [
+            [
+                "ProcessSet(process_set_id=1, ranks=[0], mpi_comm=None)",
+                "ProcessSet(process_set_id=2, ranks=[1], mpi_comm=None)",
+                "ProcessSet(process_set_id=0, ranks=[0, 1], mpi_comm=None)",
+            ]
+        ]
+        * 2
+    )

@@ -105,7 +105,9 @@ class ProcessSet:
         )
 
     def __repr__(self) -> str:
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+        return (  # as Horovod writes it
+            f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+        )
 
 
 class _Global(ProcessSet):

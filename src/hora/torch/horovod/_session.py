@@ -63,30 +63,35 @@ _session: Session | None = None
 _generation = 0
 _coordinators: list[Coordinator] = []
 """Those of sessions that have ended here, and go on for ranks that have not."""
+_dynamic = False
+"""Whether process sets were dynamic once: as in Horovod, they then are after the next ``init``, too."""
 _pid = -1
 """The process that called ``init``; a forked child has another."""
 
 
 def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Join the job. A second call does nothing, until :func:`shutdown`.
+    """Join the job. A second call changes nothing, but for ``"dynamic"``, until :func:`shutdown`.
 
     Args:
         comm: None, or a list of all ranks. Horovod's subsets of ranks and MPI communicators need MPI.
         process_sets: sets to make usable at once, the same on every rank; or ``"dynamic"``, to add them
-            later with :func:`add_process_set`.
+            later with :func:`add_process_set`, in this job and after the next ``init``.
 
     Raises:
         ValueError: another ``comm``, or process sets that cannot be made.
         WorldError: the ranks do not find each other (see ``hora.torch.init``).
     """
-    global _session, _pid
+    global _session, _dynamic, _pid
+    if isinstance(process_sets, str):
+        if process_sets.lower() != "dynamic":
+            raise ValueError(f'process_sets={process_sets!r}: give a list of ProcessSet, or "dynamic".')
+        _dynamic = True
     if _session is not None and _session.context.pid == os.getpid():
+        _session.dynamic = _session.dynamic or _dynamic
         return
     _pid = os.getpid()
     found = options()
-    dynamic = found.dynamic_sets or process_sets == "dynamic"
-    if isinstance(process_sets, str) and process_sets != "dynamic":
-        raise ValueError(f'process_sets={process_sets!r}: give a list of ProcessSet, or "dynamic".')
+    dynamic = found.dynamic_sets or _dynamic
     owns_job = not _context.is_initialized()
     if owns_job:
         settings = load()
