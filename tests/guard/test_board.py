@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,3 +57,15 @@ def test_the_head_holds_what_was_written(
         since,
     )
     shown.close()
+
+
+def test_what_is_no_board_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is no board"):
+        Board(-1, 2)
+    with (tmp_path / "mine").open("w+b") as file:
+        file.write(b"x" * 100_000)
+        file.flush()
+        with pytest.raises(ValueError, match="is no board of 2 ranks"):
+            Board(file.fileno(), 2)
+        file.seek(0)
+        assert file.read() == b"x" * 100_000

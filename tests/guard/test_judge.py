@@ -336,7 +336,7 @@ def test_work_declared_as_one_ranks_own_keeps_nobody_waiting_in_vain() -> None:
     [
         ({"stall_abort": 60.0}, 60.0, "--stall-abort"),
         ({"timeout": 40.0}, 40.0, "HORA_TIMEOUT"),
-        ({"stall_abort": 60.0, "timeout": 40.0}, 40.0, "HORA_TIMEOUT"),
+        ({"stall_abort": 60.0, "timeout": 40.0}, 60.0, "--stall-abort"),
         ({"stall_abort": 10.0}, 10.0, "--stall-abort"),
     ],
 )

@@ -234,7 +234,7 @@ def test_a_rank_that_has_become_another_program_is_not_killed_for_its_stack(benc
     )
     late = verdicts(ended.run)[0]
     assert late["kind"] == "late-rank"
-    assert "it is no Python program" in late["text"]
+    assert "it runs sleep, no Python program" in late["text"]
     assert [verdict["kind"] for verdict in verdicts(ended.run)] == ["late-rank", "subset-call"]
 
 

@@ -26,6 +26,7 @@ _HEAD = struct.Struct("<QQQQdddddQ")
 _ENTRY = struct.Struct("<QQQQ")
 _PLACES = RING + 1
 _SLOT = 128 + _PLACES * _ENTRY.size
+_MARK = b"hora-board 1\n"  # behind the last slot: a script may have put another file under the number
 
 
 class Phase:
@@ -89,10 +90,19 @@ class Board:
     Args:
         fd: the file; the board keeps a mapping of it, not the descriptor.
         size: number of ranks.
+
+    Raises:
+        ValueError: the descriptor is closed, or stands for another file.
     """
 
     def __init__(self, fd: int, size: int) -> None:
-        self._memory = mmap.mmap(fd, _SLOT * size)
+        try:
+            self._memory = mmap.mmap(fd, _SLOT * size + len(_MARK))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"descriptor {fd} is no board: {error}") from error
+        if self._memory[_SLOT * size :] != _MARK:
+            self._memory.close()
+            raise ValueError(f"descriptor {fd} is no board of {size} ranks")
         self.size = size
 
     @staticmethod
@@ -103,7 +113,7 @@ class Board:
         else:  # macOS
             with tempfile.TemporaryFile() as file:
                 fd = os.dup(file.fileno())
-        os.ftruncate(fd, _SLOT * size)
+        os.pwrite(fd, _MARK, _SLOT * size)
         return fd
 
     @classmethod

@@ -29,7 +29,7 @@ class Options:
     Attributes:
         mode: ``on`` checks each distinct call the first time it occurs, ``strict`` every call.
         stall_after: seconds of waiting after which a late rank is named.
-        stall_abort: seconds of waiting after which the job is stopped; None: never.
+        stall_abort: seconds of waiting after which the job is stopped; None: as ``timeout`` says.
         timeout: the setting ``HORA_TIMEOUT``: seconds after which a collective is given up in any case,
             unless the missing ranks are inside ``hora.only(...)``.
     """

@@ -79,7 +79,7 @@ class Late:
             missing = self._judge.places.missing(*place)
             began = min(heads[rank].since for rank in ranks)
             waited = now - max([began, *(self._excused.get(rank, 0.0) for rank in missing)])
-            limit = min(options.stall_abort or options.timeout, options.timeout)
+            limit = options.stall_abort or options.timeout
             patience = options.stall_after if missing else max(options.stall_after, ENGINE_STALL)
             if waited < min(patience, limit):
                 continue
@@ -100,7 +100,7 @@ class Late:
             case.told = True
             end = ""
             if waited >= limit:
-                name = "--stall-abort" if limit == options.stall_abort else "HORA_TIMEOUT"
+                name = "--stall-abort" if options.stall_abort else "HORA_TIMEOUT"
                 end = f" The job is stopped after {limit:g} s ({name})."
             self._find(place, ranks, missing, waited, case, end=end)
 

@@ -11,6 +11,7 @@ import json
 import os
 import select
 import socket
+import stat
 import threading
 import time
 import weakref
@@ -52,17 +53,20 @@ class Reporter:
         verdict: the verdict that stops the job; None while there is none.
         slot: this rank's part of the board.
         waited: seconds that this rank has waited for others.
+
+    Raises:
+        ValueError: a descriptor is closed, or stands for something else.
     """
 
     def __init__(self, link: int, board: int, *, rank: int, size: int, strict: bool = False) -> None:
         self.rank = rank
         self.strict = strict
         self.slot = Board(board, size).slot(rank)
+        self._socket = _connection(link)
         self.verdict: Verdict | None = None
         self.on_alarm: list[Callable[[], None]] = []
         self.handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {}
         self.waited = 0.0
-        self._socket = socket.socket(fileno=link)
         self._socket.setblocking(False)
         self._sending = threading.Lock()
         self._news = threading.Condition()
@@ -290,6 +294,16 @@ class Reporter:
                 call()
         elif record["kind"] in self.handlers:
             self.handlers[record["kind"]](record)
+
+
+def _connection(link: int) -> socket.socket:
+    try:
+        known = stat.S_ISSOCK(os.fstat(link).st_mode)
+    except OSError as error:
+        raise ValueError(f"descriptor {link} is closed: {error}") from error
+    if not known:
+        raise ValueError(f"descriptor {link} is no socket")
+    return socket.socket(fileno=link)
 
 
 def _ready(link: socket.socket, event: int, seconds: float | None = None) -> bool:

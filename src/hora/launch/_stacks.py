@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hora.launch import _worker
@@ -97,9 +97,12 @@ class Stacks:
             stopped = "SIGSTOP" if state == "T" else "by a debugger"
             return f"it is stopped ({stopped}), so its stack cannot be taken"
         number = _worker.stack_signal()
-        if number is None or not int(status.get("SigCgt", "0"), 16) >> (number - 1) & 1:
+        if number is None or not _has(status, "SigCgt", number):
             # Without its handler the signal would end the rank.
-            return "it is no Python program, or has only just started, so its stack cannot be taken"
+            if number is not None and _has(status, "SigIgn", number):
+                return f"its script ignores signal {number}, so its stack cannot be taken"
+            name = status.get("Name", "?")
+            return f"it runs {name}, no Python program or only just started, so its stack cannot be taken"
         # A closed descriptor's number may stand for a file of the user's by now.
         if pipe is None or not _same_file(pipe, f"/proc/{process.pid}/fd/{self._writers[rank]}"):
             return "it has closed the descriptors that it got from Hora, so its stack cannot be taken"
@@ -137,6 +140,11 @@ class Stacks:
         self._quiet_at.pop(rank, None)
         text = bytes(self._came.pop(rank)).decode("utf-8", "replace")
         self._answer(rank, text or "it has ended")
+
+
+def _has(status: Mapping[str, str], mask: str, number: int) -> bool:
+    """Whether a signal is in one of the masks of ``/proc/PID/status``."""
+    return bool(int(status.get(mask, "0"), 16) >> (number - 1) & 1)
 
 
 def _status(pid: int) -> dict[str, str] | None:

@@ -180,6 +180,7 @@ def init(
             size=meeting.world.size,
             timeout=settings.timeout,
             patient=engines.get("cpu") == "gloo",
+            stopped=lambda: guard is not None and guard.reporter.verdict is not None,
         ),
         adopted=adopted,
         file=meeting.file,
@@ -192,6 +193,8 @@ def init(
         from hora.torch.watch import _watch  # it is of no use without a guard, and imports much
 
         guard.add_group(0, meeting.group)
+        # The script may hang, and be killed before it could write them.
+        guard.reporter.on_alarm.append(_current.timeline.flush)
         _watch.start(_current)
     if run is not None and world.rank == 0:
         mode = "off" if guard is None else settings.guard

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from hora.core.errors import HoraError
+from hora.core.errors import HoraError, WorldError
 from hora.core.settings import Settings
 from hora.guard.calls import Call
 from hora.guard.reporter import Reporter
@@ -195,9 +195,16 @@ def connect(settings: Settings, *, rank: int, size: int) -> Guard | None:
     if settings.guard == "off" or settings.guard_fd is None or settings.guard_board is None:
         return None
     if _reporter is None:
-        _reporter = Reporter(
-            settings.guard_fd, settings.guard_board, rank=rank, size=size, strict=settings.guard == "strict"
-        )
+        try:
+            strict = settings.guard == "strict"
+            _reporter = Reporter(settings.guard_fd, settings.guard_board, rank=rank, size=size, strict=strict)
+        except ValueError as error:
+            raise WorldError(
+                f"What `hora run` opened for the guard is not there any more ({error}): the script has "
+                "closed or replaced descriptors that it had not opened, or has started itself anew (exec).",
+                fix="Call hora.torch.init() before that; to set variables, write `hora run --env K=V` "
+                "instead of an exec.",
+            ) from error
     if not _reporter.active:
         return None
     guard = Guard(_reporter, Connections(), timeout=settings.timeout)

@@ -16,6 +16,7 @@ import json
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -76,12 +77,22 @@ class Presence:
         size: number of workers.
         timeout: seconds that a joined rank waits for the next operation of the others.
         patient: whether the engine on the CPU goes on with what was waited for with a limit, as Gloo does.
+        stopped: whether the guard has closed the connections, the store's too, to end the job.
     """
 
     def __init__(
-        self, store: Store, prefix: str, *, rank: int, size: int, timeout: float, patient: bool = True
+        self,
+        store: Store,
+        prefix: str,
+        *,
+        rank: int,
+        size: int,
+        timeout: float,
+        patient: bool = True,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self._store = store
+        self._stopped = stopped
         self._patient = patient
         self._prefix = prefix
         self._rank, self._size, self._timeout = rank, size, timeout
@@ -316,8 +327,9 @@ class Presence:
                 work.wait()  # it ended just now, or raises its own error
             except RuntimeError:
                 # The rank that reported may have ended: its report says more than the lost connection.
-                with contextlib.suppress(DistError):  # the store is gone too
-                    self._raise_reported()
+                if not self._stopped():
+                    with contextlib.suppress(DistError):  # the store is gone too
+                        self._raise_reported()
                 raise
         return True
 

@@ -73,6 +73,7 @@ class Reducer:
         self._next = 0
         self._steps = 0
         self._settled = False
+        self._joined: float | torch.Tensor = 0  # ranks, told by the first bucket
         self._began = 0.0  # this backward's first gradient
         self._averaged = time.time()
         self._marks = Marks(context.presence, rank=context.world.rank)
@@ -323,29 +324,28 @@ class Reducer:
 
     def _wait(self) -> list[Bucket]:
         """Wait for all messages of the cycle and close it."""
-        timeline = self._context.timeline
-        start = time.time()
         self._open, self.task = False, -1
-        joined: float | torch.Tensor = 0
-        for bucket in self._buckets:
-            if bucket.work.work is not None:
-                with self._context.waiting(bucket.place):
-                    self._await(bucket.work.work, bucket.marks.device)
-                self._context.pending.discard(bucket.work.work)
-            self._rule.receive(bucket, bucket.work)
-            if bucket is self._buckets[0] and self._rule.size > 1:
-                joined = self._marks.read(bucket.marks)
-            self._rule.finish(bucket, joined)
-            bucket.work = None  # it would keep the engine alive after shutdown()
-            if timeline.enabled:
-                details = {"bytes": bucket.bytes, "tensors": len(bucket.names), "cycle": self._cycle}
-                if self._rule.process_set.process_set_id:
-                    details["process_set"] = self._rule.process_set.process_set_id
-                timeline.add(
-                    "average gradients", bucket.started, time.time(), lane="gradients", details=details
-                )
-        timeline.add("wait for gradients", start, time.time(), lane="main")
+        with self._context.timeline.span("wait for gradients"):  # also one that ends by an error
+            for bucket in self._buckets:
+                self._wait_for(bucket)
         return self._buckets
+
+    def _wait_for(self, bucket: Bucket) -> None:
+        if bucket.work.work is not None:
+            with self._context.waiting(bucket.place):
+                self._await(bucket.work.work, bucket.marks.device)
+            self._context.pending.discard(bucket.work.work)
+        self._rule.receive(bucket, bucket.work)
+        if bucket is self._buckets[0]:
+            self._joined = self._marks.read(bucket.marks) if self._rule.size > 1 else 0
+        self._rule.finish(bucket, self._joined)
+        bucket.work = None  # it would keep the engine alive after shutdown()
+        timeline = self._context.timeline
+        if timeline.enabled:
+            details = {"bytes": bucket.bytes, "tensors": len(bucket.names), "cycle": self._cycle}
+            if self._rule.process_set.process_set_id:
+                details["process_set"] = self._rule.process_set.process_set_id
+            timeline.add("average gradients", bucket.started, time.time(), lane="gradients", details=details)
 
     def _await(self, work: Any, device: torch.device) -> None:
         self._context.presence.wait(
