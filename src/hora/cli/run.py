@@ -8,16 +8,20 @@ import os
 import sys
 from pathlib import Path
 
+from hora.cli._command import (
+    add_command,
+    command_of,
+    environment_of,
+    path,
+    seconds,
+    target_of,
+    workers,
+)
 from hora.core.errors import LaunchError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb; those behind the script are the script's own."""
-    parser.usage = (
-        "hora run [-n N] [options] script.py [arguments ...]\n"
-        "       hora run [-n N] [options] -m module [arguments ...]"
-    )
-    parser.allow_abbrev = False
     parser.add_argument(
         "-n", "-np", "--workers", default="1", metavar="N", help="number of workers; default: 1"
     )
@@ -25,16 +29,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--horovod",
         action="store_true",
         help="run a Horovod script unchanged: `import horovod.torch` gives Hora",
-    )
-    parser.add_argument(
-        "-m", dest="module", action="store_true", help="the name that follows is a module, as for python -m"
-    )
-    parser.add_argument(
-        "--env",
-        action="append",
-        default=[],
-        metavar="K=V",
-        help="set a variable for the workers; may be repeated",
     )
     parser.add_argument("--run-dir", metavar="D", help="run directory to make; default: runs/NAME-DATE-TIME")
     parser.add_argument("--name", help="name of the run; default: the name of the script")
@@ -66,12 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="stop the job when they have waited S seconds; default: HORA_STALL_ABORT, else HORA_TIMEOUT",
     )
-    parser.add_argument(
-        "command",
-        nargs=argparse.REMAINDER,
-        metavar="script.py [arguments ...]",
-        help="what every worker runs; everything after it belongs to it",
-    )
+    add_command(parser, "run")
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -83,16 +72,12 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from hora.launch import Job, ModuleTarget, ScriptTarget, Target, run_job
+    from hora.launch import Job, run_job
 
-    command = list(arguments.command)
-    if command[:1] == ["--"]:
-        command = command[1:]
-    if not command:
-        raise LaunchError("There is nothing to run.", fix="Write for example: hora run -n 2 train.py")
+    command = command_of(arguments, "run")
     name, *rest = command
-    target: Target = ModuleTarget(name) if arguments.module else ScriptTarget(name)
-    env = dict(_variable(text) for text in arguments.env) | _guard_variables(arguments)
+    target = target_of(arguments, name)
+    env = environment_of(arguments) | _guard_variables(arguments)
     title = None
     if arguments.horovod:
         from hora.launch import horovod
@@ -105,48 +90,22 @@ def _run(arguments: argparse.Namespace) -> int:
     job = Job(
         target=target,
         arguments=rest,
-        workers=_workers(arguments.workers),
+        workers=workers(arguments.workers),
         env=env,
-        run_dir=_run_dir_setting() if arguments.run_dir is None else _path(arguments.run_dir),
+        run_dir=_run_dir_setting() if arguments.run_dir is None else path(arguments.run_dir),
         prefix=arguments.output_rank_prefix,
         quiet=arguments.quiet,
         name=title if arguments.name is None else arguments.name,
-        timeout=_seconds("--timeout", arguments.timeout),
+        timeout=seconds("--timeout", arguments.timeout),
     )
     return run_job(job).exit_code
-
-
-def _workers(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise LaunchError(
-            f"-n {text}: that is not a number of workers.", fix="Write for example -n 2."
-        ) from None
-
-
-def _path(text: str) -> Path:
-    if not text:
-        raise LaunchError("--run-dir is empty.", fix="Write for example --run-dir runs/first.")
-    return Path(text)
-
-
-def _seconds(flag: str, text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        raise LaunchError(
-            f"{flag} {text}: that is not a number of seconds.", fix=f"Write {flag} 3600."
-        ) from None
 
 
 def _guard_variables(arguments: argparse.Namespace) -> dict[str, str]:
     """The guard's settings, which the ranks need too."""
     found = {} if arguments.guard is None else {"HORA_GUARD": arguments.guard}
     for flag, variable in (("--stall-after", "HORA_STALL_AFTER"), ("--stall-abort", "HORA_STALL_ABORT")):
-        value = _seconds(flag, getattr(arguments, flag[2:].replace("-", "_")))
+        value = seconds(flag, getattr(arguments, flag[2:].replace("-", "_")))
         if value is not None and not 0 < value < math.inf:
             raise LaunchError(
                 f"{flag} {value:g}: that is not a positive number of seconds.", fix=f"Write {flag} 60."
@@ -154,15 +113,6 @@ def _guard_variables(arguments: argparse.Namespace) -> dict[str, str]:
         if value is not None:
             found[variable] = repr(value)
     return found
-
-
-def _variable(text: str) -> tuple[str, str]:
-    key, separator, value = text.partition("=")
-    if not separator or not key:
-        raise LaunchError(
-            f"--env {text}: that is not of the form K=V.", fix=f"Write --env {key or 'KEY'}=VALUE."
-        )
-    return key, value
 
 
 def _run_dir_setting() -> Path | None:

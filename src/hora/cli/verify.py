@@ -8,16 +8,20 @@ import sys
 import time
 from pathlib import Path
 
-from hora.core.errors import LaunchError, VerifyError
+from hora.cli._command import (
+    add_command,
+    command_of,
+    environment_of,
+    path,
+    seconds,
+    target_of,
+    workers,
+)
+from hora.core.errors import VerifyError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb; those behind the script are the script's own."""
-    parser.usage = (
-        "hora verify [-n N] [--steps K] [--float64] [options] script.py [arguments ...]\n"
-        "       hora verify [-n N] [options] -m module [arguments ...]"
-    )
-    parser.allow_abbrev = False
     parser.epilog = "The exit code is 0 when they train the same, 1 when not, 2 when they cannot be compared."
     parser.add_argument(
         "-n", "-np", "--workers", default="2", metavar="N", help="workers to compare with one; default: 2"
@@ -32,64 +36,43 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--horovod", action="store_true", help="as for hora run: `import horovod.torch` gives Hora"
     )
     parser.add_argument(
-        "-m", dest="module", action="store_true", help="the name that follows is a module, as for python -m"
-    )
-    parser.add_argument(
-        "--env",
-        action="append",
-        default=[],
-        metavar="K=V",
-        help="set a variable for the workers; may be repeated",
-    )
-    parser.add_argument(
         "--run-dir", metavar="D", help="run directory to make; default: runs/verify-NAME-DATE-TIME"
     )
     parser.add_argument("--timeout", default="600", metavar="S", help="seconds for each run; default: 600")
-    parser.add_argument(
-        "command",
-        nargs=argparse.REMAINDER,
-        metavar="script.py [arguments ...]",
-        help="what every worker runs; everything after it belongs to it",
-    )
+    add_command(parser, "verify")
 
 
 def main(arguments: argparse.Namespace) -> int:
     """0 when N workers train what one worker trains, 1 when not."""
-    from hora.cli.run import _path, _seconds, _variable, _workers
     from hora.core.rundir import RunDirectory, default_path
-    from hora.launch import ModuleTarget, ScriptTarget, Target
     from hora.launch.job import Job, check
     from hora.verify import Question, verify
 
-    command = list(arguments.command)
-    if command[:1] == ["--"]:
-        command = command[1:]
-    if not command:
-        raise LaunchError("There is nothing to verify.", fix="Write for example: hora verify -n 2 train.py")
-    workers = _workers(arguments.workers)
-    if workers == 1:
+    command = command_of(arguments, "verify")
+    number = workers(arguments.workers)
+    if number == 1:
         raise VerifyError("-n 1 compares one worker with itself.", fix="Write for example -n 2.")
     steps = _steps(arguments.steps)
     name, *rest = command
-    target: Target = ModuleTarget(name) if arguments.module else ScriptTarget(name)
-    env = dict(_variable(text) for text in arguments.env)
+    target = target_of(arguments, name)
+    env = environment_of(arguments)
     if arguments.horovod:
         from hora.launch import horovod
 
         env |= horovod.environment({**os.environ, **env})
-    timeout = _seconds("--timeout", arguments.timeout) or 600.0
-    check(Job(target=target, arguments=rest, workers=workers, env=env, timeout=timeout))
+    timeout = seconds("--timeout", arguments.timeout) or 600.0
+    check(Job(target=target, arguments=rest, workers=number, env=env, timeout=timeout))
     title = f"verify-{target.stem}"
-    folder = _path(arguments.run_dir) if arguments.run_dir is not None else default_path(title)
+    folder = path(arguments.run_dir) if arguments.run_dir is not None else default_path(title)
     run = RunDirectory.create(
-        folder, about={"name": title, "command": command, "workers": workers, "start": time.time()}
+        folder, about={"name": title, "command": command, "workers": number, "start": time.time()}
     )
-    print(f"hora: {name} with 1 and with {workers} workers, run directory {folder}", file=sys.stderr)
+    print(f"hora: {name} with 1 and with {number} workers, run directory {folder}", file=sys.stderr)
     report = verify(
         Question(
             target=target,
             arguments=rest,
-            workers=workers,
+            workers=number,
             steps=steps,
             folder=Path(run.path),
             float64=arguments.float64,
