@@ -18,6 +18,7 @@ from hora.verify.evidence import (
     clipping_seen,
     initial_plan,
     initial_seen,
+    initial_why,
     random_seen,
     rates_plan,
     rates_seen,
@@ -70,8 +71,9 @@ CAUSES: tuple[Cause, ...] = (
         removals=lambda pair: ("initial-parameters",),
         plan=initial_plan,
         visible=True,
-        why=lambda pair: f"The workers do not start from the same parameters: {initial_seen(pair)}.",
-        fix="Write hora.broadcast_parameters(model) before the loop, and seed the model alike on every rank.",
+        why=initial_why,
+        fix="Write hora.broadcast_parameters(model) before the loop, and seed the model by a fixed number, "
+        "alike on every rank.",
     ),
     Cause(
         name="samples",

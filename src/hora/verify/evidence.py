@@ -23,6 +23,7 @@ __all__ = [
     "growth",
     "initial_plan",
     "initial_seen",
+    "initial_why",
     "random_seen",
     "rates_plan",
     "rates_seen",
@@ -201,14 +202,39 @@ def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def initial_seen(pair: Pair) -> str:
+    found = _initial_differences(pair)
+    if not found:
+        return ""
+    numbers, name = found
+    if len(numbers) == pair.many.workers > 1:
+        return f"{pair.many.workers} workers start with another {name} than 1 worker"
+    return f"rank {numbers[0]} starts with another {name}"
+
+
+def initial_why(pair: Pair) -> str:
+    found = _initial_differences(pair)
+    if found and len(found[0]) == pair.many.workers > 1:
+        return (
+            f"Every run starts from parameters of its own: {initial_seen(pair)}. The script draws them from "
+            "a seed that changes, such as the time or the number of workers."
+        )
+    return f"The workers do not start from the same parameters: {initial_seen(pair)}."
+
+
+def _initial_differences(pair: Pair) -> tuple[list[int], str] | None:
+    """Ranks whose first parameters are not those of the one worker, and the first parameter of them."""
     tolerance = Tolerance.of(pair.one).per_step
     for one, many in zip(pair.one.steps, pair.many.steps, strict=False):
         for name, print_ in one[0].before.items():
-            for number, rank in enumerate(many):
-                other = rank.before.get(name, print_)
-                if difference(print_, other) > tolerance * max(print_[0], other[0]):
-                    return f"rank {number} starts with another {name}"
-    return ""
+            others = [rank.before.get(name, print_) for rank in many]
+            numbers = [
+                number
+                for number, other in enumerate(others)
+                if difference(print_, other) > tolerance * max(print_[0], other[0])
+            ]
+            if numbers:
+                return numbers, name
+    return None
 
 
 def initial_plan(pair: Pair, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:

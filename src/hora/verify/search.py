@@ -12,6 +12,7 @@ from typing import Any
 from hora.core.errors import VerifyError
 from hora.core.plural import plural
 from hora.launch import Target
+from hora.launch.supervisor import TIMED_OUT
 from hora.verify.causes import CAUSES, Cause
 from hora.verify.compare import Comparison, compare
 from hora.verify.evidence import Pair, unfollowed
@@ -141,15 +142,18 @@ class _Search:
     def _check(self, run: Run) -> None:
         """Raises VerifyError unless something was recorded."""
         with_ = f"with {run.workers} {plural(run.workers, 'worker')}"
-        log = run.result.run.log(0)
+        failure = run.result.failure
+        log = run.result.run.log(0 if failure is None else failure.rank)
         if run.result.exit_code:
-            if run.result.failure is not None:
-                self._say(run.result.failure.report)
+            if failure is not None:
+                self._say(failure.report)
             hint = (
                 "Make it run first" if run.workers == 1 else f"With fewer workers it ran; make it run {with_}"
             )
+            if run.result.exit_code == TIMED_OUT:
+                hint = f"Give it more time by --timeout, or see what it waits for {with_}"
             raise VerifyError(
-                f"The script fails {with_}: {run.why()}.",
+                f"The script fails {with_}: {run.why().removeprefix('hora: ').rstrip('.')}.",
                 fix=f"{hint}: hora run -n {run.workers} ... (its output: {log})",
             )
         endings = [rank.ending for rank in run.ranks]

@@ -82,6 +82,7 @@ class Recorder:
         # What a script leaves to chance would differ from run to run; between ranks it still differs.
         random.seed(self.rank)
         np.random.seed(self.rank)
+        torch.manual_seed(self.rank)
         if self.plan.float64:
             torch.set_default_dtype(torch.float64)
         register_optimizer_step_pre_hook(self._before_step)
