@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import signal
 from pathlib import Path
@@ -514,3 +515,15 @@ def test_an_idle_job_costs_the_supervisor_next_to_nothing(tmp_path: Path) -> Non
         ended = resource.getrusage(resource.RUSAGE_THREAD)
         spent[mode] = ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime
     assert spent["on"] - spent["off"] < 0.02  # 1 % of the two seconds
+
+
+def test_a_job_that_is_ended_before_a_verdict_is_due_says_who_waited(bench: Bench) -> None:
+    ended = bench(HAND + "if rank == 1: time.sleep(60)\ncall('allreduce', [3])", "--timeout", "3")
+    assert ended.code == 124
+    first, second = ended.err.splitlines()[-2:]
+    assert first == "hora: stopped after its timeout of 3 s; 2 workers stopped."
+    assert re.fullmatch(
+        r"  Rank 0 had been waiting for [123] s in allreduce at train\.py:7, and rank 1 had not come\.",
+        second,
+    )
+    assert verdicts(ended.run) == []

@@ -24,6 +24,7 @@ from hora.core.rundir import RunDirectory
 from hora.guard.board import Board
 from hora.guard.judge import Judge, Options
 from hora.guard.verdict import Verdict
+from hora.guard.waits import waits
 from hora.launch._link import Link
 from hora.launch._loop import Loop
 from hora.launch._stacks import Stacks
@@ -83,6 +84,7 @@ class Guard:
         self._say, self._alarmed, self._announce = say, alarmed, announce
         self._links: dict[int, Link] = {}
         self._complaints = 0
+        self._late_told = False
         self._echo: Callable[[], None] | None = None
         self._earliest = 0.0
         self._judge: Judge | None = None
@@ -171,6 +173,14 @@ class Guard:
             self._tick()
             self._believe_echo()
 
+    def waits(self) -> str:
+        """Who waits for whom now, in a sentence, unless a verdict has told it; empty when nobody does."""
+        found = ""
+        with self._unharmed():
+            if self._judge is not None and not self._late_told:
+                found = waits(self._judge, time.monotonic())
+        return found
+
     def silence(self) -> None:
         """The job is being stopped for another reason: what the ranks do from now on tells nothing."""
         self._judge = None
@@ -212,6 +222,7 @@ class Guard:
         elif verdict.kind != "rank-failed" and (self._announce or not stop):
             # The report at the job's end tells of a failed rank, and better: with its log.
             self._say("hora: " + verdict.paragraph.replace("\n", "\n  "))
+        self._late_told |= verdict.kind == "late-rank"
         if stop:
             self.verdict = verdict
             alarm = {"kind": "alarm", "verdict": json.loads(verdict.line())}

@@ -112,6 +112,7 @@ class Supervisor:
         self._kill = self._loop.timer(self._kill_now)  # SIGKILL
         self._redraw = self._loop.timer(self._draw)
         self._message: str | None = None
+        self._waits = ""
         self._exit_code: int | None = None
         self._failing = False
         self._reapers = 0
@@ -310,9 +311,9 @@ class Supervisor:
         """End the job for a reason of our own. The first reason counts, and a failure is one."""
         if self._exit_code is not None or self._kill.at is not None:
             return
-        self._guard.silence()
         if not self._failing:
-            self._exit_code, self._message = exit_code, message
+            self._exit_code, self._message, self._waits = exit_code, message, self._guard.waits()
+        self._guard.silence()
         self._console.mute(0)
         self._console.mute(1)
         self._stop.at, self._kill.at = None, time.monotonic() + INTERRUPT_GRACE
@@ -361,6 +362,7 @@ class Supervisor:
             if message is not None:
                 stopped = sum(rank.stop_sent is not None for rank in self._ranks)
                 message += f"; {stopped} {plural(stopped, 'worker')} stopped."
+                message += f"\n  {self._waits}" if self._waits else ""
             return Ended(exit_code=self._exit_code, message=message, interrupted_by=self._interrupted_by)
         reason = memory.rose()
         for outcome in outcomes:
