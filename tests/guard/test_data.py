@@ -124,3 +124,13 @@ def test_the_same_order_is_told_once_with_its_line(how: str, words: str) -> None
     [(verdict, stop)] = stage.desk.verdicts
     assert (verdict.kind, verdict.where, verdict.step, stop) == ("same-order", "train.py:3", 9, False)
     assert words in verdict.advice
+
+
+@pytest.mark.parametrize("one", [True, False])
+def test_models_of_their_own_may_have_the_same_data_and_noise(one: bool, monkeypatch: Any) -> None:
+    for given in ({"inputs": ["a", "a"]}, {"inputs": ["a", "b"], "states": ["s", "s"]}):
+        feeding = Feeding()
+        monkeypatch.setattr(feeding.stage.judge.replicas, "is_one_training", lambda key, steps: one)
+        for _ in range(4):
+            feeding.step(**given)
+        assert len(feeding.end().verdicts) == one

@@ -61,19 +61,19 @@ class Data:
         if group.done:
             return
         group.reports.setdefault(int(record["step"]), {})[rank] = record
-        self._advance(group)
+        self._advance(str(record["key"]), group)
 
     def ended(self, rank: int) -> None:
         return
 
     def tick(self, now: float) -> None:
         gone = self._judge.gone | self._judge.dead
-        for group in self._groups.values():
+        for key, group in self._groups.items():
             if not group.done and group.seen and all(member in gone for member in group.members):
-                self._decide(group)
+                self._decide(key, group)
                 group.done = True
 
-    def _advance(self, group: _Group) -> None:
+    def _advance(self, key: str, group: _Group) -> None:
         while not group.done:
             reports = group.reports.get(group.seen + 1)
             if reports is None or any(member not in reports for member in group.members):
@@ -82,7 +82,7 @@ class Data:
             group.seen += 1
             self._compare(group, reports)
             if group.seen >= STEPS:
-                self._decide(group)
+                self._decide(key, group)
 
     def _compare(self, group: _Group, reports: Mapping[int, Mapping[str, Any]]) -> None:
         fed = {rank: record["inputs"] or record["local"] for rank, record in reports.items()}
@@ -105,7 +105,9 @@ class Data:
                 group.drawn = group.drawn or what
                 break
 
-    def _decide(self, group: _Group) -> None:
+    def _decide(self, key: str, group: _Group) -> None:
+        if not self._judge.replicas.is_one_training(key, steps=group.seen):
+            return
         constant = all(len(inputs) == 1 for inputs in group.inputs.values()) and group.seen > 1
         if group.alike and not (group.inputs and constant and group.unlike):
             group.done = True

@@ -128,8 +128,9 @@ class Judge:
         self.calls = Calls(self)
         self.late = Late(self)
         self._said: set[Hashable] = set()
-        self._parts: list[Part] = [self.calls, self.late]
-        self._parts += [part(self) for part in (Plan, Gradients, Replicas, Data, Pace)]
+        self.replicas = Replicas(self)
+        self._parts: list[Part] = [self.calls, self.late, self.replicas]
+        self._parts += [part(self) for part in (Plan, Gradients, Data, Pace)]
         self._takers: dict[str, Part] = {kind: part for part in self._parts for kind in part.kinds}
 
     def receive(self, rank: int, record: Mapping[str, Any]) -> None:

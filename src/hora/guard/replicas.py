@@ -77,6 +77,16 @@ class Replicas:
         else:
             known.finals[rank] = record
 
+    def is_one_training(self, key: str, *, steps: int) -> bool:
+        """Whether the ranks show, by their first ``steps`` steps, that they train one model together.
+
+        Ranks may as well train one each, as the folds of a cross-validation or the members of an ensemble.
+        """
+        group = self._groups.get(key)
+        if group is None or not self._complete(group, group.starts):
+            return True
+        return not group.own and (group.equal not in (None, 0) or self._is_meant(group, steps))
+
     def tick(self, now: float) -> None:
         for group in self._groups.values():
             if not (group.own or group.told) and group.finals:
@@ -144,13 +154,19 @@ class Replicas:
 
     def _decide(self, group: _Group, suspect: Difference, step: int) -> None:
         """Models that are not averaged have parted. Were they meant to be one?"""
-        starts = group.starts.values()
-        board = self._judge.board
-        together = all(board.head(rank).calls - group.calls.get(rank, 0) >= step for rank in group.members)
-        if together or all(start["broadcast"] or start["together"] for start in starts):
+        if self._is_meant(group, step):
             self._tell(group, suspect)
         else:
             group.own = True
+
+    def _is_meant(self, group: _Group, steps: int) -> bool:
+        """Whether the ranks show that they work on one model."""
+        starts = group.starts.values()
+        if any(start["distributed"] for start in starts):
+            return True
+        board = self._judge.board
+        together = all(board.head(rank).calls - group.calls.get(rank, 0) >= steps for rank in group.members)
+        return together or all(start["broadcast"] or start["together"] for start in starts)
 
     # --- at the end -----------------------------------------------------------------------------
 
