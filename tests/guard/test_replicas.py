@@ -227,3 +227,32 @@ def test_a_report_of_a_fault_is_shown_and_a_broken_record_complained_of() -> Non
     replicas.send(1, {"kind": "print", "key": "1"}, {})
     assert "rank 1" in replicas.stage.desk.complaints[0]
     assert len(replicas.stage.desk.complaints) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ([[[5, [0.05]]], [[7, [0.05]]]], "for step 5 to 0.05 on rank 0 and not on rank 1."),
+        ([[[5, [0.05]], [7, [0.02]]], [[5, [0.05]], [7, [0.03]]]], "for step 7 to 0.02 on rank 0 and 0.03"),
+        ([[], [[6, [0.05]]]], "for step 6 to 0.05 on rank 1 and not on rank 0."),
+    ],
+)
+def test_a_learning_rate_that_was_changed_at_another_step(changes: list[Any], words: str) -> None:
+    replicas = Replicas(2).begin().step(4).step(8, parameters=[EQUAL, [11, 0, 33]], steered=changes)
+    [verdict] = replicas.verdicts
+    assert words in verdict.text
+    assert "scheduler.step(hora.mean(loss))" in verdict.advice
+
+
+def test_ranks_show_whether_they_train_one_model() -> None:
+    def one(replicas: Replicas) -> bool:
+        return replicas.stage.judge.replicas.is_one_training("1", steps=1)
+
+    alone: dict[str, Any] = {"distributed": False, "broadcast": False}
+    different = [EQUAL, [11, 0, 33]]
+    assert one(Replicas(2).begin())
+    assert one(Replicas(2, **alone, together="DistributedDataParallel").begin())
+    assert not one(Replicas(2, **alone).begin())
+    assert not one(Replicas(2, **alone).begin(parameters=different))
+    assert one(Replicas(2, **alone).begin().step(1))  # stepped on different samples, and still equal
+    assert not one(Replicas(2, **alone).begin().step(1, parameters=different))

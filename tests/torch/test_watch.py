@@ -210,6 +210,37 @@ def test_a_step_that_the_scaler_leaves_out_is_no_fault() -> None:
     watched(body)
 
 
+def test_what_a_left_out_step_had_is_forgotten_when_the_sum_of_the_next_overflows() -> None:
+    def body(supervisor: Supervisor) -> None:
+        model = linear()
+        optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), model)
+        optimizer.zero_grad()
+        model(torch.full((2, 4), float("inf"))).mean().backward()  # and no step
+        optimizer.zero_grad()
+        (model(torch.full((1, 4), 1.0)) * 1e38).sum().backward()  # five gradients of 1e38
+        optimizer.step()
+        assert supervisor.all("not-finite") == []
+
+    watched(body, 2)
+
+
+def test_buffers_that_the_wrapper_keeps_equal_are_not_compared() -> None:
+    def body(supervisor: Supervisor) -> None:
+        for kept in (True, False):
+            inner = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+            model = nn.parallel.DistributedDataParallel(inner)
+            model.broadcast_buffers = kept
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for number in range(2):
+                step(model, optimizer, float(number))
+        hora.shutdown()
+        first, second = supervisor.all("final")
+        assert first["buffers"] == {}
+        assert "module.1.running_mean" in second["buffers"]
+
+    watched(body, 2)
+
+
 def test_own_gradients_are_looked_at_before_they_are_averaged() -> None:
     def body(supervisor: Supervisor) -> Any:
         model = linear()
@@ -225,15 +256,31 @@ def test_own_gradients_are_looked_at_before_they_are_averaged() -> None:
 
 def test_parameters_without_a_gradient_are_reported_by_name() -> None:
     def body(supervisor: Supervisor) -> None:
-        model = nn.ModuleDict({"used": nn.Linear(4, 1), "spare": nn.Linear(4, 1), "late": nn.Linear(4, 1)})
+        model = nn.ModuleDict({"used": nn.Linear(4, 1), "spare": nn.Linear(4, 1)})
         model["frozen"] = nn.Linear(4, 1).requires_grad_(requires_grad=False)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         hora.broadcast_parameters(model)
-        for number in range(9):
-            step(model["late"] if number == 6 else model["used"], optimizer)
+        for _ in range(9):
+            step(model["used"], optimizer)
         [record] = supervisor.all("idle")
         assert record["names"] == {"2": "spare.weight", "3": "spare.bias"}
-        assert (record["trainable"], record["silent"], record["stuck"], record["step"]) == (6, [2, 3], [], 8)
+        assert (record["trainable"], record["silent"], record["stuck"], record["step"]) == (4, [2, 3], [], 8)
+
+    watched(body)
+
+
+def test_parts_that_are_used_by_turns_are_waited_for() -> None:
+    def body(supervisor: Supervisor) -> None:
+        model = nn.ModuleDict({name: nn.Linear(4, 1) for name in ("first", "second", "third", "never")})
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        hora.broadcast_parameters(model)
+        for number in range(12):
+            step(model["first" if number < 5 else "second" if number < 9 else "third"], optimizer)
+        assert supervisor.all("idle") == []
+        hora.shutdown()
+        [record] = supervisor.all("idle")
+        assert record["names"] == {"6": "never.weight", "7": "never.bias"}
+        assert (record["trainable"], record["step"]) == (8, 12)
 
     watched(body)
 
@@ -415,6 +462,21 @@ def test_the_plan_and_plans_that_cannot_be() -> None:
         del optimizer
 
     watched(refused)
+
+
+def test_a_loader_that_is_made_for_one_epoch_is_part_of_the_plan() -> None:
+    def body(supervisor: Supervisor) -> None:
+        model = linear()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        for _ in DataLoader(TensorDataset(torch.ones(11, 4)), batch_size=4, drop_last=True):
+            step(model, optimizer)
+        [record] = supervisor.all("plan")
+        assert record["text"] == (
+            "Plan: global batch 4 (1 worker x 4 samples); 2 batches per epoch, 3 samples dropped in each; "
+            "SGD with learning rate 0.5."
+        )
+
+    watched(body)
 
 
 def test_time_spent_on_loading_is_counted_once() -> None:

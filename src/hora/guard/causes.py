@@ -63,7 +63,7 @@ def explain(difference: Difference) -> Explanation:
     causes: Sequence[Callable[[Difference], _Cause | None]] = (
         (_changed_after_broadcast, _restored, _never_broadcast)
         if difference.step == 0
-        else (_rates, _restored, _written, _bypassed, _changed_gradients)
+        else (_rates, _restored, _written, _steered, _bypassed, _changed_gradients)
     )
     cause = next((found for cause in causes if (found := cause(difference)) is not None), None)
     if cause is None:
@@ -110,6 +110,32 @@ def _changed_after_broadcast(difference: Difference) -> _Cause | None:
         "Load and change the model before hora.broadcast_parameters(model, root_rank=0), or on every rank.",
         ranks=list(changed),
     )
+
+
+def _steered(difference: Difference) -> _Cause | None:
+    """Learning rates that differed for some steps, and may be the same again."""
+    changes = {
+        rank: {int(step): rates for step, rates in record.get("steered", ())}
+        for rank, record in difference.prints.items()
+    }
+    # Only the first changes are reported.
+    seen = min(max(found) if found else difference.step for found in changes.values())
+    for step in sorted({step for found in changes.values() for step in found if step <= seen}):
+        values = {rank: found.get(step) for rank, found in changes.items()}
+        if len(set(map(str, values.values()))) > 1:
+            said = " and ".join(
+                f"{', '.join(f'{rate:g}' for rate in rates[:3])} on rank {rank}"
+                if rates
+                else f"not on rank {rank}"
+                for rank, rates in sorted(_examples(values), key=lambda example: example[1] is None)
+            )
+            return _Cause(
+                f"The learning rate was changed for step {step} to {said}.",
+                "Let what steers the learning rate be the same on every rank: a schedule that looks at the "
+                "loss needs the mean over all ranks, scheduler.step(hora.mean(loss)).",
+                ranks=_minority({rank: str(value) for rank, value in values.items()}),
+            )
+    return None
 
 
 def _restored(difference: Difference) -> _Cause | None:

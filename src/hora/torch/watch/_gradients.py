@@ -21,6 +21,9 @@ __all__ = ["EARLY", "Losses", "is_skipped", "look_for_idle", "note_bucket", "not
 EARLY = 8
 """Steps in which a parameter must have got a gradient once, on any rank, and have changed."""
 
+BY_TURNS = 100
+"""The same for the gradient in a model that uses its parts by turns."""
+
 SMALL = 16384
 """Elements up to which gradients are copied together: one pass over many beats many calls."""
 
@@ -78,12 +81,11 @@ def note_bucket(group: Group, bucket: Bucket, losses: Losses) -> None:
         return
     total = _total(bucket.payload)
     group.local.append(total)
-    if math.isfinite(total):
-        group.bad.pop(id(bucket), None)
+    found = None if math.isfinite(total) else _scan(zip(bucket.names, bucket.gradients(), strict=True))
+    if found is None:
+        group.bad.pop(id(bucket), None)  # that of a step which a GradScaler has left out
     elif id(bucket) not in group.bad:
-        found = _scan(zip(bucket.names, bucket.gradients(), strict=True))
-        if found:
-            group.bad[id(bucket)] = found | {"loss": losses.fault(), "order": losses.passes}
+        group.bad[id(bucket)] = found | {"loss": losses.fault(), "order": losses.passes}
 
 
 def note_plain(group: Group, losses: Losses) -> None:
@@ -174,12 +176,18 @@ def look_for_idle(group: Group, reporter: Reporter, *, last: bool = False) -> No
     parameters = group.parameters
     trainable = [index for index, parameter in enumerate(parameters) if parameter.requires_grad]
     if not last:
+        if group.steps > EARLY:
+            trainable = [index for index in trainable if index in group.silent]
         silent = {index for index in trainable if _is_silent(parameters[index].grad, group)}
+        if group.steps <= EARLY:
+            group.branches |= group.steps > 1 and silent != group.quiet
+            group.quiet = silent
+            stuck = _stuck(group, [index for index in trainable if index not in silent])
+            group.stuck = stuck if group.steps == 1 else group.stuck & stuck
         group.silent = silent if group.steps == 1 else group.silent & silent
-        stuck = _stuck(group, [index for index in trainable if index not in silent])
-        group.stuck = stuck if group.steps == 1 else group.stuck & stuck
         everything = group.steps == 1 and trainable and len(group.silent) == len(trainable)
-        if group.steps < EARLY and not everything:
+        waits = group.steps < EARLY or (group.branches and group.silent and group.steps < BY_TURNS)
+        if waits and not everything:
             return
     group.looked = True
     names = group.names
@@ -191,7 +199,7 @@ def look_for_idle(group: Group, reporter: Reporter, *, last: bool = False) -> No
             "optimizer": type(group.optimizer).__name__ if group.optimizer is not None else "",
             "where": group.where,
             "step": group.steps,
-            "trainable": len(trainable),
+            "trainable": sum(parameter.requires_grad for parameter in parameters),
             "silent": sorted(group.silent),
             "stuck": sorted(group.stuck),
             "names": {str(index): names[index] for index in sorted(group.silent | group.stuck)[:200]},

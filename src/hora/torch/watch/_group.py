@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from hora.torch.watch._digest import combined, digests
@@ -23,6 +24,9 @@ MOST = 1000
 
 PRINT_STEPS = 50
 """After steps 1, 2, 4, 8, 16 and 32 there is a fingerprint every so many steps."""
+
+FEW = 8
+"""Changes of the learning rate that are kept until the next report."""
 
 HYPER = (int, float, bool, str)
 
@@ -52,6 +56,7 @@ class Group:
         away: maxima on their way from the GPU.
         written: what wrote parameters between steps since the last report.
         restored: loaded states since the last report.
+        steered: the first steps since the last report that used other learning rates than the one before.
         versions: how often each parameter had been written to when that was counted last.
         own_writes: how often the optimizer writes to each in a step.
         regular: whether that is the same in each step, as far as it was seen.
@@ -61,6 +66,8 @@ class Group:
         closely: steps before which fingerprints are still taken.
         silent: parameters that have got no gradient yet.
         stuck: parameters that should have changed and have not yet.
+        quiet: parameters without a gradient in the last step.
+        branches: whether these have been others in other steps: the model uses its parts by turns.
         looked: whether these two have been reported.
         done: not watched: its parameters are spread over the ranks.
         modules: which the parameters belong to.
@@ -85,6 +92,8 @@ class Group:
         self.away: collections.deque[tuple[Any, torch.Tensor, list[str], int, int]] = collections.deque()
         self.written: list[dict[str, Any]] = []
         self.restored: list[dict[str, Any]] = []
+        self.steered: list[tuple[int, list[float]]] = []
+        self._rates: list[float] = []
         self.versions: list[int] = []
         self.own_writes: list[int] = []
         self.regular = distributed
@@ -94,6 +103,8 @@ class Group:
         self.closely = 0
         self.silent: set[int] = set()
         self.stuck: set[int] = set()
+        self.quiet: set[int] = set()
+        self.branches = False
         self.looked = False
         self.done = False
         self.modules: list[weakref.ref[torch.nn.Module]] = []
@@ -159,17 +170,22 @@ class Group:
 
     @property
     def buffers(self) -> dict[str, torch.Tensor]:
-        """The modules' buffers that a ``state_dict`` would hold."""
+        """The modules' buffers that a ``state_dict`` would hold, and that no wrapper keeps equal."""
         found: dict[str, torch.Tensor] = {}
+        kept: set[int] = set()
         for reference in self.modules:
             module = reference()
             if module is None:
                 return self._buffers  # as they were last: a module's end is one of the times of a report
+            if isinstance(module, DistributedDataParallel) and module.broadcast_buffers:
+                kept |= {id(buffer) for buffer in module.buffers()}  # rank 0's, before each forward pass
             for prefix, inner in module.named_modules():
                 for name, buffer in inner._buffers.items():
                     if buffer is not None and name not in inner._non_persistent_buffers_set:
                         found.setdefault(f"{prefix}.{name}" if prefix else name, buffer)
-        self._buffers = {name: buffer for name, buffer in found.items() if is_plain(buffer)}
+        self._buffers = {
+            name: buffer for name, buffer in found.items() if is_plain(buffer) and id(buffer) not in kept
+        }
         return self._buffers
 
     def is_due(self) -> bool:
@@ -213,6 +229,17 @@ class Group:
         for (index, _), number in zip(present, digests([gradient for _, gradient in present]), strict=True):
             numbers[index] = number
         return numbers
+
+    def note_rates(self) -> None:
+        """After a step: were its learning rates those of the step before?"""
+        optimizer = self.optimizer
+        groups = optimizer.param_groups[:20] if optimizer is not None else []
+        # Those in a tensor may be on a GPU, which would be waited for.
+        rates = [rate for group in groups if isinstance(rate := group.get("lr"), float)]
+        if rates != self._rates:
+            if self._rates and len(self.steered) < FEW:
+                self.steered.append((self.steps, rates))
+            self._rates = rates
 
     def learning_rates(self) -> list[float]:
         """The learning rate of each parameter; 0.0 where there is none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Sized
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
@@ -21,6 +22,36 @@ if TYPE_CHECKING:
 __all__ = ["Plan"]
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """What a loader of torch's was when it started its last epoch; it may have gone since.
+
+    Attributes:
+        steps: batches per epoch; None: nobody knows.
+        batch: samples of a batch; None: the loader makes no batches.
+        handed: samples per epoch that the sampler hands out on this rank.
+        left: which of the data set's samples an epoch repeats or leaves out, in words.
+    """
+
+    steps: int | None
+    batch: int | None
+    handed: int
+    left: str
+
+    @classmethod
+    def of(cls, loader: Any) -> _Seen:
+        sampler, batch = getattr(loader, "sampler", None), loader.batch_size
+        samples, handed = _length(getattr(loader, "dataset", None)) or 0, _length(sampler) or 0
+        left = ""
+        total = getattr(sampler, "total_size", None)
+        if isinstance(total, int) and samples and total > samples:
+            left = f", {total - samples} samples repeated in each"
+        if isinstance(batch, int) and loader.drop_last and handed % batch:
+            replicas = getattr(sampler, "num_replicas", 1) or 1
+            left += f", {handed % batch * max(replicas, 1)} samples dropped in each"
+        return cls(_length(loader), batch, handed, left)
+
+
 class Plan:
     """Gathers the plan from loaders, optimizers and schedules.
 
@@ -35,7 +66,7 @@ class Plan:
         self.shared: str | None = None
         self.batches = 0  # that data loaders have given, up to the first step
         self._own: weakref.ref[Loader] | None = None
-        self._torch: weakref.ref[Any] | None = None
+        self._torch: _Seen | None = None
         self._epochs: int | None = None
         self._warmup: tuple[int, int] | None = None
         self._said = False
@@ -58,8 +89,8 @@ class Plan:
         sampler = getattr(loader, "sampler", None)
         if getattr(sampler, "num_replicas", 1) not in (1, None):
             self.shared = type(sampler).__name__
-        self._torch = weakref.ref(loader)
-        steps = _length(loader)
+        self._torch = _Seen.of(loader)
+        steps = self._torch.steps
         if steps is None:
             return
         samples = _length(getattr(loader, "dataset", None))
@@ -67,9 +98,9 @@ class Plan:
             batch, size = loader.batch_size, self._watch.size
             self._refuse(
                 f"The data loader gives no batch: batch_size={batch}, with drop_last=True, is more than the "
-                f"{_length(sampler) or 0} of {samples} {plural(samples, 'sample')} that each of {size} "
+                f"{self._torch.handed} of {samples} {plural(samples, 'sample')} that each of {size} "
                 f"{plural(size, 'worker')} gets.",
-                fix=f"Write batch_size={max((_length(sampler) or samples) // 2, 1)} or less, or "
+                fix=f"Write batch_size={max((self._torch.handed or samples) // 2, 1)} or less, or "
                 "drop_last=False.",
             )
         self._check_window(steps)
@@ -145,20 +176,11 @@ class Plan:
                 else ""
             )
             said.append(f"{steps} {plural(steps, 'batch', many='batches')} per epoch{left}")
-        elif other is not None and isinstance(other.batch_size, int):
-            replicas = getattr(other.sampler, "num_replicas", 1) or 1
-            said.append(_batch(other.batch_size * size, size, passes, self.batches))
-            length = _length(other)
-            samples = _length(getattr(other, "dataset", None)) or 0
-            if length is not None:
-                left = ""
-                total = getattr(other.sampler, "total_size", None)
-                if isinstance(total, int) and samples and total > samples:
-                    left = f", {total - samples} samples repeated in each"
-                handed = _length(other.sampler) or 0
-                if other.drop_last and handed % other.batch_size:
-                    left += f", {handed % other.batch_size * max(replicas, 1)} samples dropped in each"
-                said.append(f"{length} {plural(length, 'batch', many='batches')} per epoch{left}")
+        elif other is not None and other.batch is not None:
+            said.append(_batch(other.batch * size, size, passes, self.batches))
+            if other.steps is not None:
+                batches = plural(other.steps, "batch", many="batches")
+                said.append(f"{other.steps} {batches} per epoch{other.left}")
         else:
             said.append(f"{size} {plural(size, 'worker')}")
         if self._epochs is not None:
@@ -198,16 +220,13 @@ class Plan:
                 fix=f"Write warmup={max(run // 10, 1)}, say, or train longer.",
             )
 
-    def _loaders(self) -> tuple[Loader | None, Any]:
-        return (
-            self._own() if self._own is not None else None,
-            self._torch() if self._torch is not None else None,
-        )
+    def _loaders(self) -> tuple[Loader | None, _Seen | None]:
+        return self._own() if self._own is not None else None, self._torch
 
     def _steps(self) -> int | None:
         """Batches per epoch."""
         own, other = self._loaders()
-        return len(own) if own is not None else _length(other)
+        return len(own) if own is not None else other.steps if other is not None else None
 
     def _refuse(self, what: str, *, fix: str) -> None:
         self._send(what, fix, stop=True)

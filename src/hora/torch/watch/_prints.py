@@ -48,6 +48,7 @@ class Prints:
 
     def after_step(self, group: Group) -> None:
         """After each step of an optimizer."""
+        group.note_rates()
         if group.is_due() and not group.changes:
             self._print(group)
         if 1 < group.steps < EARLY:
@@ -135,9 +136,7 @@ class Prints:
         """What shows that ranks which step a plain optimizer work on one training."""
         if group.distributed or group.averaged or self._watch.size == 1:
             return None
-        if self._watch.plan.shared:
-            return self._watch.plan.shared
-        return _wrapper(group.parameters)
+        return _wrapper(group.parameters) or self._watch.plan.shared
 
     def look_between(self, group: Group) -> None:
         """What happened to parameters since the last step?"""
@@ -198,10 +197,11 @@ class Prints:
                 "rates": group.rates(),
                 "written": group.written,
                 "restored": group.restored,
+                "steered": group.steered,
                 "buffers": combined(digests(list(buffers.values()))) if buffers else None,
             }
         )
-        group.written, group.restored = [], []
+        group.written, group.restored, group.steered = [], [], []
 
     def _finish(self, group: Group) -> None:
         """The last report of an optimizer; nothing is sent here, as it may be inside a garbage collection."""
