@@ -274,6 +274,25 @@ def _stack(rank: int) -> str:
     )
 
 
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("site-packages/torch/utils/data/dataloader.py", "It waits for a worker of its DataLoader"),
+        ("site-packages/torch/autograd/graph.py", "If its model is wrapped in DistributedDataParallel"),
+        ("site-packages/numpy/core.py", "If it is slow by design"),
+    ],
+)
+def test_library_code_that_a_late_rank_is_in_gives_a_hint(file: str, words: str) -> None:
+    stage = Stage(2, stall_after=30.0)
+    now = time.monotonic()
+    stage.call(1, since=now)
+    stage.look(now=now + 31)
+    stage.judge.stack(0, _stack(0).replace("site-packages/numpy/core.py", file))
+    stage.look(now=now + 31.1)
+    [(verdict, _)] = stage.desk.verdicts
+    assert verdict.advice.startswith(words)
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_a_late_rank_is_named_with_its_stack(size: int) -> None:
     stage = Stage(size, stall_after=30.0)

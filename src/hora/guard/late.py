@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hora.core.plural import plural
 from hora.guard.board import Phase
 from hora.guard.verdict import Verdict
 
@@ -135,6 +136,8 @@ class Late:
                 "If it is slow by design, say so: `with hora.only(rank, reason=...):` around it; "
                 "if not, look at the line named here."
             )
+            hint = next((hint for rank in missing if (hint := _hint(case.stacks.get(rank, "")))), "")
+            advice = f"{hint} {advice}" if hint else advice
         where = next(
             (line for line in (user_line(case.stacks.get(rank, "")) for rank in missing) if line), None
         )
@@ -158,7 +161,7 @@ class Late:
         if head.phase == Phase.ABSENT and head.calls == 0:
             who += " has not called hora.init()"
         elif head.step:
-            who += f" has made {head.step} steps"
+            who += f" has made {head.step} {plural(head.step, 'step')}"
         else:
             who += " has made no step yet"
         if stack is None:
@@ -168,6 +171,15 @@ class Late:
             return f"{who}; {stack.strip()}."
         return f"{who}; it is in {' < '.join(frames[:SHOWN_FRAMES])}."
 
+
+_HINTS = {
+    "/torch/utils/data/dataloader.py": "It waits for a worker of its DataLoader: look at what that reads and "
+    "computes for a sample (its stack is not shown, since it is a process of its own).",
+    "/torch/autograd/graph.py": "If its model is wrapped in DistributedDataParallel, it waits there for the "
+    "others' gradients, as when ranks make different numbers of steps.",
+    "<frozen importlib": "It imports a module; a slow disk makes that slow.",
+}
+"""What a file among the frames that are not the user's tells."""
 
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|/hora/(torch|launch|guard|core)/|^<frozen")
@@ -179,6 +191,15 @@ def user_line(stack: str) -> str | None:
         if not _LIBRARY.search(match["file"]):
             return f"{match['file']}:{match['line']}"
     return None
+
+
+def _hint(stack: str) -> str:
+    files = []
+    for match in _main_thread(stack):
+        if not _LIBRARY.search(match["file"]):
+            break
+        files.append(match["file"])
+    return next((hint for part, hint in _HINTS.items() if any(part in file for file in files)), "")
 
 
 def _frames(stack: str) -> list[str]:
