@@ -91,6 +91,14 @@ def test_equal_noise_for_different_samples(what: str) -> None:
     assert "torch.manual_seed(seed + hora.rank())" in verdict.advice
 
 
+def test_the_generator_that_a_data_set_uses_is_the_one_to_seed() -> None:
+    feeding = Feeding()
+    for step in range(3):
+        feeding.step(inputs=[f"a{step}", f"b{step}"], fetched=[f"numpy {step}", f"numpy {step}"])
+    [verdict] = feeding.verdicts
+    assert verdict.advice.endswith("numpy.random.seed(seed + hora.rank()).")
+
+
 def test_noise_that_differs_on_one_rank_is_no_verdict() -> None:
     feeding = Feeding(3)
     for step in range(3):

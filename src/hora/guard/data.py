@@ -23,6 +23,10 @@ NOISE_STEPS = 2
 """Steps with the same noise that are no chance."""
 
 
+SEEDS = {"torch": "torch.manual_seed", "numpy": "numpy.random.seed", "random": "random.seed"}
+"""What seeds a generator."""
+
+
 @dataclass
 class _Group:
     """One optimizer's first steps on all ranks."""
@@ -38,6 +42,8 @@ class _Group:
     """Whether ranks that were fed the same had different gradients."""
     noisy: int = 0
     drawn: str = ""
+    generator: str = "torch"
+    """Whose random numbers those drawn while loading are."""
     done: bool = False
 
 
@@ -103,6 +109,8 @@ class Data:
             if different and len(drawn) == 1 and None not in drawn:
                 group.noisy += 1
                 group.drawn = group.drawn or what
+                if what == "fetched":
+                    group.generator = str(next(iter(drawn))).partition(" ")[0]
                 break
 
     def _decide(self, key: str, group: _Group) -> None:
@@ -160,7 +168,7 @@ class Data:
                 f"{group.seen} steps {what}. The ranks' noise then does not average out as it does on one "
                 "worker.",
                 advice="Seed alike only while the model is built, and after that differently: "
-                "torch.manual_seed(seed + hora.rank()).",
+                f"{SEEDS.get(group.generator, SEEDS['torch'])}(seed + hora.rank()).",
                 ranks=group.members,
                 where=group.where,
                 step=group.seen,
