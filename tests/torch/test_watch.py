@@ -479,6 +479,26 @@ def test_a_loader_that_is_made_for_one_epoch_is_part_of_the_plan() -> None:
     watched(body)
 
 
+def test_steps_that_a_scaler_leaves_out_are_no_accumulation() -> None:
+    def body(supervisor: Supervisor) -> None:
+        model = linear()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+        factor = 1000.0
+        for (x,) in DataLoader(TensorDataset(torch.ones(16, 4)), batch_size=4):
+            optimizer.zero_grad()
+            scaler.scale(model(x).square().mean() * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            factor *= 1e-4
+        [record] = supervisor.all("plan")
+        assert "Plan: global batch 4 (1 worker x 4 samples); 4 batches" in record["text"]
+
+    update = torch.amp.GradScaler.update
+    watched(body)
+    assert torch.amp.GradScaler.update is update
+
+
 def test_time_spent_on_loading_is_counted_once() -> None:
     import time
 

@@ -207,11 +207,14 @@ class Reporter:
 
     def explain(self, error: BaseException) -> BaseException:
         """What to raise for an error of the engine: the verdict that caused it, if there is one."""
-        if not self.active and self.verdict is None:
-            return error
-        with self._news:
-            self._news.wait_for(lambda: self.verdict is not None or not self._connected, ALARM_PATIENCE)
-        return error if self.verdict is None else self._error()
+        return self._error() if self.alarmed(ALARM_PATIENCE) else error
+
+    def alarmed(self, patience: float) -> bool:
+        """Whether the job is to stop; waits so many seconds for the supervisor to say so."""
+        if self.active:
+            with self._news:
+                self._news.wait_for(lambda: self.verdict is not None or not self._connected, patience)
+        return self.verdict is not None
 
     def raise_alarm(self) -> None:
         """Raises VerdictError if the job is to stop."""

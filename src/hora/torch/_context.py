@@ -109,6 +109,9 @@ class Context:
         return frozenset(_rendezvous.engines(self.group))
 
 
+ECHO_PATIENCE = 0.5
+"""Seconds in which the guard may say why a connection is lost, before the store is asked: it may be gone."""
+
 _NOTHING = contextlib.nullcontext()
 _current: Context | None = None
 _generation = 0
@@ -180,7 +183,7 @@ def init(
             size=meeting.world.size,
             timeout=settings.timeout,
             patient=engines.get("cpu") == "gloo",
-            stopped=lambda: guard is not None and guard.reporter.verdict is not None,
+            stopped=lambda: guard is not None and guard.reporter.alarmed(ECHO_PATIENCE),
         ),
         adopted=adopted,
         file=meeting.file,

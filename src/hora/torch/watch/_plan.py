@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
-from collections.abc import Sized
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.optim import Optimizer
 
 from hora.core.errors import HoraError, VerdictError
@@ -65,12 +67,32 @@ class Plan:
         self.passes: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self.shared: str | None = None
         self.batches = 0  # that data loaders have given, up to the first step
+        self._left_out = 0  # backward passes of steps that a GradScaler has left out
         self._own: weakref.ref[Loader] | None = None
         self._torch: _Seen | None = None
         self._epochs: int | None = None
         self._warmup: tuple[int, int] | None = None
         self._said = False
         self._rule: str | None = None
+
+    def install(self) -> Callable[[], None]:
+        """See the steps that a GradScaler leaves out before the first, until the returned function is called."""
+        scaler: Any = torch.amp.GradScaler
+        original = scaler.update
+
+        @functools.wraps(original)
+        def update(this: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._watch.step:
+                self.batches, self._left_out = 0, self._watch.losses.passes
+            return original(this, *args, **kwargs)
+
+        scaler.update = update
+
+        def undo() -> None:
+            if scaler.update is update:
+                scaler.update = original
+
+        return undo
 
     # --- what others tell it --------------------------------------------------------------------
 
@@ -161,7 +183,7 @@ class Plan:
 
     def _text(self, group: Group, optimizer: Optimizer) -> str:
         size = self._watch.size
-        passes = max(self.passes.get(optimizer, 1), self._watch.losses.passes, 1)
+        passes = max(self.passes.get(optimizer, 1), self._watch.losses.passes - self._left_out, 1)
         said: list[str] = []
         own, other = self._loaders()
         if own is not None:

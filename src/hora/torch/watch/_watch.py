@@ -108,6 +108,7 @@ class Watch:
             register_optimizer_step_pre_hook(self._before_step).remove,
             register_optimizer_step_post_hook(self._after_step).remove,
             self.losses.install(),
+            self.plan.install(),
             self.inputs.close,
             self.orders.install(),
         ]
