@@ -129,7 +129,8 @@ class Judge:
         self.late = Late(self)
         self._said: set[Hashable] = set()
         self._parts: list[Part] = [self.calls, self.late]
-        self._parts += [part(self) for part in (Plan, Gradients, Replicas, Data, Pace)]
+        self.replicas = Replicas(self)
+        self._parts += [Plan(self), Gradients(self), self.replicas, Data(self), Pace(self)]
         self._takers: dict[str, Part] = {kind: part for part in self._parts for kind in part.kinds}
 
     def receive(self, rank: int, record: Mapping[str, Any]) -> None:

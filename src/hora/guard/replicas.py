@@ -144,13 +144,25 @@ class Replicas:
 
     def _decide(self, group: _Group, suspect: Difference, step: int) -> None:
         """Models that are not averaged have parted. Were they meant to be one?"""
-        starts = group.starts.values()
-        board = self._judge.board
-        together = all(board.head(rank).calls - group.calls.get(rank, 0) >= step for rank in group.members)
-        if together or all(start["broadcast"] or start["together"] for start in starts):
+        if self._is_one(group, step):
             self._tell(group, suspect)
         else:
             group.own = True
+
+    def is_one(self, key: str) -> bool:
+        """Whether an optimizer is known to train one model on all its ranks."""
+        group = self._groups.get(key)
+        return group is not None and not group.own and self._is_meant(group)
+
+    def _is_one(self, group: _Group, step: int) -> bool:
+        if self._is_meant(group):
+            return True
+        board = self._judge.board  # do they meet at every step?
+        return all(board.head(rank).calls - group.calls.get(rank, 0) >= step for rank in group.members)
+
+    def _is_meant(self, group: _Group) -> bool:
+        starts = group.starts.values()
+        return all(start["distributed"] or start["broadcast"] or start["together"] for start in starts)
 
     # --- at the end -----------------------------------------------------------------------------
 
@@ -172,9 +184,8 @@ class Replicas:
             return
         names = list(dict.fromkeys(name for final in finals.values() for name in final["buffers"]))
         wrong = [name for name in names if len({f["buffers"].get(name) for f in finals.values()}) > 1]
-        starts = group.starts
-        meant = all(s["distributed"] or s["broadcast"] or s["together"] for s in starts.values())
-        if wrong and meant:
+        # Meeting at every step would not do: each rank may measure a model of its own between barriers.
+        if wrong and self._is_meant(group):
             group.told = True
             self._tell_buffers(group, wrong)
 

@@ -59,7 +59,9 @@ class Group:
         closely: steps before which fingerprints are still taken.
         silent: parameters that have got no gradient yet.
         stuck: parameters that should have changed and have not yet.
-        looked: whether these two have been reported.
+        planned: whether it has been considered for the plan.
+        fed: steps of which it was reported what they were fed.
+        looked: whether the parameters that do not move have been reported.
         done: not watched: its parameters are spread over the ranks.
         modules: which the parameters belong to.
     """
@@ -91,6 +93,8 @@ class Group:
         self.closely = 0
         self.silent: set[int] = set()
         self.stuck: set[int] = set()
+        self.planned = False
+        self.fed = 0
         self.looked = False
         self.done = False
         self.modules: list[weakref.ref[torch.nn.Module]] = []
@@ -201,6 +205,12 @@ class Group:
         for (index, _), number in zip(present, digests([gradient for _, gradient in present]), strict=True):
             numbers[index] = number
         return numbers
+
+    @property
+    def is_learning(self) -> bool:
+        """Whether a learning rate is above 0."""
+        optimizer = self.optimizer
+        return optimizer is not None and any(float(group.get("lr", 1.0)) for group in optimizer.param_groups)
 
     def learning_rates(self) -> list[float]:
         """The learning rate of each parameter; 0.0 where there is none."""
