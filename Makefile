@@ -33,6 +33,7 @@ bench: setup
 	$(BIN)/python benchmarks/resnet_speed.py
 	$(BIN)/python benchmarks/train_vs_ddp.py
 	$(BIN)/python benchmarks/horovod_overhead.py
+	$(BIN)/python benchmarks/guard_cost.py
 	$(BIN)/python benchmarks/guard_judge.py
 
 docs: setup

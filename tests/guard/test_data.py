@@ -14,9 +14,13 @@ from hora.guard.verdict import Verdict
 class Feeding:
     """The first steps of an optimizer on all ranks."""
 
-    def __init__(self, size: int = 2) -> None:
+    def __init__(self, size: int = 2, **start: Any) -> None:
         self.stage = Stage(size)
         self.steps = 0
+        start = {"kind": "replica", "key": "1", "members": list(range(size)), "together": None} | start
+        start = {"distributed": True, "broadcast": False, "parameters": [1], "state": [1]} | start
+        for rank in range(size):
+            self.stage.post[rank].append(start)
 
     def step(self, **by_rank: Sequence[Any]) -> Feeding:
         self.steps += 1
@@ -57,6 +61,13 @@ def test_equal_gradients_are_the_same_data_where_nothing_else_shows() -> None:
     [verdict] = feeding.verdicts
     assert verdict.kind == "same-data"
     assert "equal to the last bit" in verdict.text
+
+
+def test_ranks_that_do_not_train_one_model_may_well_use_the_same_data() -> None:
+    feeding = Feeding(distributed=False)
+    for step in range(4):
+        feeding.step(inputs=[f"a{step}", f"a{step}"])
+    assert feeding.end().verdicts == []
 
 
 def test_a_run_of_one_step_is_judged_at_its_end() -> None:
@@ -136,9 +147,10 @@ def test_the_same_order_is_told_once_with_its_line(how: str, words: str) -> None
 
 @pytest.mark.parametrize("one", [True, False])
 def test_models_of_their_own_may_have_the_same_data_and_noise(one: bool, monkeypatch: Any) -> None:
-    for given in ({"inputs": ["a", "a"]}, {"inputs": ["a", "b"], "states": ["s", "s"]}):
+    for alike in (True, False):
         feeding = Feeding()
         monkeypatch.setattr(feeding.stage.judge.replicas, "is_one_training", lambda key, steps: one)
-        for _ in range(4):
-            feeding.step(**given)
+        for step in range(4):
+            second = f"a{step}" if alike else f"b{step}"
+            feeding.step(inputs=[f"a{step}", second], states=[None, None] if alike else ["s", "s"])
         assert len(feeding.end().verdicts) == one

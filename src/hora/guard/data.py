@@ -31,6 +31,7 @@ SEEDS = {"torch": "torch.manual_seed", "numpy": "numpy.random.seed", "random": "
 class _Group:
     """One optimizer's first steps on all ranks."""
 
+    key: str
     members: list[int]
     where: str | None
     reports: dict[int, dict[int, Mapping[str, Any]]] = field(default_factory=dict)
@@ -38,8 +39,8 @@ class _Group:
     alike: list[set[int]] | None = None
     """Sets of ranks that were fed the same in all steps so far."""
     inputs: dict[int, set[str]] = field(default_factory=dict)
-    unlike: bool = False
-    """Whether ranks that were fed the same had different gradients."""
+    like: bool = True
+    """Whether ranks that were fed the same had the same gradients, as far as each step showed them."""
     noisy: int = 0
     drawn: str = ""
     generator: str = "torch"
@@ -63,7 +64,8 @@ class Data:
         members = [int(member) for member in record["members"]]
         if len(members) < 2:
             return
-        group = self._groups.setdefault(str(record["key"]), _Group(members, record["where"]))
+        key = str(record["key"])
+        group = self._groups.setdefault(key, _Group(key, members, record["where"]))
         if group.done:
             return
         group.reports.setdefault(int(record["step"]), {})[rank] = record
@@ -102,7 +104,7 @@ class Data:
             ]
             for part in group.alike:
                 local = {reports[rank]["local"] for rank in part}
-                group.unlike |= len(local) > 1
+                group.like &= len(local) == 1 and None not in local
         different = len({value for value in fed.values() if value}) > 1
         for what in ("states", "noise", "fetched"):
             drawn = {record[what] for record in reports.values()}
@@ -116,8 +118,9 @@ class Data:
     def _decide(self, key: str, group: _Group) -> None:
         if not self._judge.replicas.is_one_training(key, steps=group.seen):
             return
-        constant = all(len(inputs) == 1 for inputs in group.inputs.values()) and group.seen > 1
-        if group.alike and not (group.inputs and constant and group.unlike):
+        # Constant inputs tell nothing: the samples may be drawn inside the model.
+        constant = bool(group.inputs) and all(len(inputs) == 1 for inputs in group.inputs.values())
+        if group.alike and (group.like if constant and group.seen > 1 else True):
             group.done = True
             self._tell_data(group, sorted(group.alike, key=len)[-1])
         elif group.noisy >= NOISE_STEPS:

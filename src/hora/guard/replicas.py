@@ -85,7 +85,7 @@ class Replicas:
         group = self._groups.get(key)
         if group is None or not self._complete(group, group.starts):
             return True
-        return not group.own and (group.equal not in (None, 0) or self._is_meant(group, steps))
+        return not group.own and (group.equal not in (None, 0) or self._is_one(group, steps))
 
     def tick(self, now: float) -> None:
         for group in self._groups.values():
@@ -154,19 +154,23 @@ class Replicas:
 
     def _decide(self, group: _Group, suspect: Difference, step: int) -> None:
         """Models that are not averaged have parted. Were they meant to be one?"""
-        if self._is_meant(group, step):
+        if self._is_one(group, step):
             self._tell(group, suspect)
         else:
             group.own = True
 
-    def _is_meant(self, group: _Group, steps: int) -> bool:
-        """Whether the ranks show that they work on one model."""
-        starts = group.starts.values()
-        if any(start["distributed"] for start in starts):
+    def _is_one(self, group: _Group, steps: int) -> bool:
+        """Whether the ranks show that they work on one model: as they began, or by meeting at every step."""
+        if self._is_meant(group):
             return True
         board = self._judge.board
-        together = all(board.head(rank).calls - group.calls.get(rank, 0) >= steps for rank in group.members)
-        return together or all(start["broadcast"] or start["together"] for start in starts)
+        return all(board.head(rank).calls - group.calls.get(rank, 0) >= steps for rank in group.members)
+
+    def _is_meant(self, group: _Group) -> bool:
+        starts = group.starts.values()
+        return any(start["distributed"] for start in starts) or all(
+            start["broadcast"] or start["together"] for start in starts
+        )
 
     # --- at the end -----------------------------------------------------------------------------
 
@@ -188,9 +192,8 @@ class Replicas:
             return
         names = list(dict.fromkeys(name for final in finals.values() for name in final["buffers"]))
         wrong = [name for name in names if len({f["buffers"].get(name) for f in finals.values()}) > 1]
-        starts = group.starts
-        meant = all(s["distributed"] or s["broadcast"] or s["together"] for s in starts.values())
-        if wrong and meant:
+        # Meeting at every step would not do: each rank may measure a model of its own between barriers.
+        if wrong and self._is_meant(group):
             group.told = True
             self._tell_buffers(group, wrong)
 

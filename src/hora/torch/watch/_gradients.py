@@ -38,11 +38,18 @@ class Losses:
 
     Attributes:
         passes: backward passes so far.
+        stepped: how many there had been at the last step.
     """
 
     def __init__(self) -> None:
         self.passes = 0
+        self.stepped = 0
         self._last: Any = None
+
+    @property
+    def since_step(self) -> int:
+        """Backward passes since the last step of any optimizer."""
+        return self.passes - self.stepped
 
     def install(self) -> Callable[[], None]:
         """See each backward pass, until the returned function is called."""

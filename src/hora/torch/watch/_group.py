@@ -69,6 +69,9 @@ class Group:
         quiet: parameters without a gradient in the last step.
         branches: whether these have been others in other steps: the model uses its parts by turns.
         looked: whether these two have been reported.
+        planned: whether it has been considered for the plan.
+        fed: steps of which it was reported what they were fed.
+        looked: whether the parameters that do not move have been reported.
         done: not watched: its parameters are spread over the ranks.
         modules: which the parameters belong to.
     """
@@ -105,6 +108,8 @@ class Group:
         self.stuck: set[int] = set()
         self.quiet: set[int] = set()
         self.branches = False
+        self.planned = False
+        self.fed = 0
         self.looked = False
         self.done = False
         self.modules: list[weakref.ref[torch.nn.Module]] = []
@@ -240,6 +245,12 @@ class Group:
             if self._rates and len(self.steered) < FEW:
                 self.steered.append((self.steps, rates))
             self._rates = rates
+
+    @property
+    def is_learning(self) -> bool:
+        """Whether a learning rate is above 0."""
+        optimizer = self.optimizer
+        return optimizer is not None and any(float(group.get("lr", 1.0)) for group in optimizer.param_groups)
 
     def learning_rates(self) -> list[float]:
         """The learning rate of each parameter; 0.0 where there is none."""

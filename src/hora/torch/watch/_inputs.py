@@ -105,7 +105,10 @@ class Inputs:
         inputs = combined(numbers) if numbers else None
         for follow in self.followers:
             follow(inputs)
-        if self._watch.size > 1 and group.steps <= FIRST:
+        if not group.is_learning:  # what is measured with a learning rate of 0 is no training
+            self._until = self._watch.step + FIRST
+        elif self._watch.size > 1 and group.fed < FIRST:
+            group.fed += 1
             sizes = {forward.batch for forward in fed}
             noise = [number for shape, number in self._noise if shape[0] in sizes]
             states = [forward.state for forward in fed if forward.drawn]
@@ -115,7 +118,7 @@ class Inputs:
                     "kind": "fed",
                     "key": group.key,
                     "members": group.members,
-                    "step": group.steps,
+                    "step": group.fed,
                     "where": group.where,
                     "local": local,
                     "inputs": inputs,

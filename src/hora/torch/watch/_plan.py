@@ -76,7 +76,7 @@ class Plan:
         self._rule: str | None = None
 
     def install(self) -> Callable[[], None]:
-        """See the steps that a GradScaler leaves out before the first, until the returned function is called."""
+        """See the steps that a GradScaler leaves out before the first; returns what undoes it."""
         scaler: Any = torch.amp.GradScaler
         original = scaler.update
 
@@ -98,7 +98,7 @@ class Plan:
 
     def own_loader(self, loader: Loader) -> None:
         """A loader of Hora's starts an epoch."""
-        if self._watch.step:
+        if self._said:
             return
         self.shared = "hora.data_loader"
         self._own = weakref.ref(loader)
@@ -106,7 +106,7 @@ class Plan:
 
     def loader(self, loader: Any) -> None:
         """A loader of torch's starts an epoch."""
-        if self._watch.loading or self._watch.step:
+        if self._watch.loading or self._said:
             return
         sampler = getattr(loader, "sampler", None)
         if getattr(sampler, "num_replicas", 1) not in (1, None):
@@ -133,7 +133,7 @@ class Plan:
 
     def schedule(self, warmup: int, total: int) -> None:
         """A learning rate warms up for so many steps, of so many in all."""
-        if self._watch.step or (warmup, total) == self._warmup:
+        if self._said or (warmup, total) == self._warmup:
             return
         self._warmup = warmup, total
         if warmup > total > 0:
@@ -163,9 +163,10 @@ class Plan:
 
     # --- before the first step ------------------------------------------------------------------
 
-    def before_first_step(self, group: Group) -> None:
-        """Say the plan, once, on rank 0."""
-        if self._said:
+    def before_first_step(self, group: Group, *, broadcast: bool) -> None:
+        """Say the plan, once, on rank 0: before the first step of what all ranks train together."""
+        own = not (group.distributed or group.averaged or broadcast or self.shared)
+        if self._said or (own and self._watch.size > 1):
             return
         self._said = True
         optimizer = group.optimizer
@@ -183,7 +184,9 @@ class Plan:
 
     def _text(self, group: Group, optimizer: Optimizer) -> str:
         size = self._watch.size
-        passes = max(self.passes.get(optimizer, 1), self._watch.losses.passes - self._left_out, 1)
+        losses = self._watch.losses
+        made = min(losses.since_step, losses.passes - self._left_out)
+        passes = max(self.passes.get(optimizer, 1), made, 1)
         said: list[str] = []
         own, other = self._loaders()
         if own is not None:

@@ -107,7 +107,7 @@ class Prints:
                 "key": group.key,
                 "members": group.members,
                 "distributed": group.distributed or group.averaged,
-                "broadcast": all(self._told(parameter) is not None for parameter in group.parameters),
+                "broadcast": self.is_broadcast(group),
                 "changed": since[:50],
                 "seed": seed if seed < 2**32 else None,
                 "restored": group.restored,
@@ -126,6 +126,10 @@ class Prints:
         final = weakref.finalize(owner if owner is not None else optimizer, self._finish, group)
         final.atexit = False
         self._finals[group.key] = final
+
+    def is_broadcast(self, group: Group) -> bool:
+        """Whether all parameters have been broadcast."""
+        return all(self._told(parameter) is not None for parameter in group.parameters)
 
     def _told(self, parameter: torch.Tensor) -> int | None:
         """What a parameter was when it was broadcast."""

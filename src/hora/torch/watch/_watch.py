@@ -214,9 +214,11 @@ class Watch:
             return
         if group.steps == 0:
             self.prints.begin(group)
-            self.plan.before_first_step(group)
         elif len(group.members) > 1:
             self.prints.look_between(group)
+        if not group.planned and group.is_learning:
+            group.planned = True
+            self.plan.before_first_step(group, broadcast=self.prints.is_broadcast(group))
         if not group.distributed and not group.closure:
             gradients.note_plain(group, self.losses)
 
@@ -236,6 +238,7 @@ class Watch:
                 group.adopt(self.inputs.roots())  # the model was called inside the step
             gradients.note_plain(group, self.losses)
         self._send_bad(group)
+        self.losses.stepped = self.losses.passes
         self.inputs.stepped(group)
         gradients.look_for_idle(group, self.reporter)
         group.local.clear()
