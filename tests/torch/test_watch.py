@@ -493,6 +493,11 @@ def test_steps_that_a_scaler_leaves_out_are_no_accumulation() -> None:
             factor *= 1e-4
         [record] = supervisor.all("plan")
         assert "Plan: global batch 4 (1 worker x 4 samples); 4 batches" in record["text"]
+        optimizer.zero_grad()
+        scaler.scale(model(x).square().mean()).backward()
+        (model(x).square().mean() * 0 + float("inf")).backward()  # a scaled loss overflows, its gradient not
+        scaler.step(optimizer)
+        assert supervisor.all("not-finite") == []
 
     update = torch.amp.GradScaler.update
     watched(body)

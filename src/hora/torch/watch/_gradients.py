@@ -39,11 +39,13 @@ class Losses:
     Attributes:
         passes: backward passes so far.
         stepped: how many there had been at the last step.
+        scaled: whether a GradScaler multiplies them, which may overflow where their gradients do not.
     """
 
     def __init__(self) -> None:
         self.passes = 0
         self.stepped = 0
+        self.scaled = False
         self._last: Any = None
 
     @property
@@ -167,7 +169,7 @@ def take_bad(group: Group, losses: Losses) -> dict[str, Any] | None:
                 "step": step,
             }
     if not group.bad:
-        fault = losses.fault(wait=False)
+        fault = None if losses.scaled else losses.fault(wait=False)
         if fault is None:
             return None
         return {"names": [], "count": 0, "value": fault, "loss": fault, "order": losses.passes}

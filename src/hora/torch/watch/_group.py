@@ -68,7 +68,6 @@ class Group:
         stuck: parameters that should have changed and have not yet.
         quiet: parameters without a gradient in the last step.
         branches: whether these have been others in other steps: the model uses its parts by turns.
-        looked: whether these two have been reported.
         planned: whether it has been considered for the plan.
         fed: steps of which it was reported what they were fed.
         looked: whether the parameters that do not move have been reported.

@@ -82,6 +82,7 @@ class Plan:
 
         @functools.wraps(original)
         def update(this: Any, *args: Any, **kwargs: Any) -> Any:
+            self._watch.losses.scaled |= this.is_enabled()
             if not self._watch.step:
                 self.batches, self._left_out = 0, self._watch.losses.passes
             return original(this, *args, **kwargs)
