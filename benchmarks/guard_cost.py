@@ -128,7 +128,7 @@ def transformer() -> Step:
     optimizer = hora.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-3), model)
     hora.broadcast_parameters(model)
     generator = torch.Generator().manual_seed(hora.rank())
-    tokens = torch.randint(1000, (8, 33), generator=generator)
+    tokens = torch.randint(1000, (16, 65), generator=generator)
 
     def step() -> None:
         optimizer.zero_grad()

@@ -55,7 +55,7 @@ class Plan:
         if self._watch.loading or self._said:
             return
         sampler = getattr(loader, "sampler", None)
-        if getattr(sampler, "num_replicas", 1) not in (1, None):
+        if _parts(sampler) > 1:
             self.shared = type(sampler).__name__
         self._torch = weakref.ref(loader)
         steps = _length(loader)
@@ -146,7 +146,7 @@ class Plan:
             )
             said.append(f"{steps} {plural(steps, 'batch', many='batches')} per epoch{left}")
         elif other is not None and isinstance(other.batch_size, int):
-            replicas = getattr(other.sampler, "num_replicas", 1) or 1
+            parts = _parts(other.sampler)
             said.append(_batch(other.batch_size * size, size, passes))
             length = _length(other)
             samples = _length(getattr(other, "dataset", None)) or 0
@@ -157,7 +157,7 @@ class Plan:
                     left = f", {total - samples} samples repeated in each"
                 handed = _length(other.sampler) or 0
                 if other.drop_last and handed % other.batch_size:
-                    left += f", {handed % other.batch_size * max(replicas, 1)} samples dropped in each"
+                    left += f", {handed % other.batch_size * parts} samples dropped in each"
                 said.append(f"{length} {plural(length, 'batch', many='batches')} per epoch{left}")
         else:
             said.append(f"{size} {plural(size, 'worker')}")
@@ -226,6 +226,12 @@ def _batch(together: int, size: int, passes: int) -> str:
     per_step = together * passes
     times = f" x {passes} backward passes" if passes > 1 else ""
     return f"global batch {per_step} ({size} {plural(size, 'worker')} x {micro} samples{times})"
+
+
+def _parts(sampler: Any) -> int:
+    """Among how many ranks a sampler of torch's shares the samples out."""
+    total, own = getattr(sampler, "total_size", None), getattr(sampler, "num_samples", None)
+    return total // own if isinstance(total, int) and isinstance(own, int) and own else 1
 
 
 def _length(thing: Any) -> int | None:
