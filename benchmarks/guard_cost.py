@@ -79,17 +79,18 @@ def measure(model: str, *, rounds: int, steps: int) -> None:
 
 
 class Switch:
-    """Turns the guard's checks of the training off and on again."""
+    """Turns the guard off and on again: its looks at collectives, and its checks of the training."""
 
     def __init__(self) -> None:
         from hora.torch import _context
 
-        watch = _context.context().watch
-        if watch is None:
+        self._context = _context.context()
+        self._guard, self._watch = self._context.guard, self._context.watch
+        if self._guard is None or self._watch is None:
             raise SystemExit("There is no guard here: write hora run, without HORA_GUARD=off.")
-        self._watch = watch
 
     def __call__(self, on: bool) -> None:
+        self._context.guard = self._guard if on else None
         self._watch.broken = not on
 
 
@@ -128,7 +129,7 @@ def transformer() -> Step:
     optimizer = hora.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-3), model)
     hora.broadcast_parameters(model)
     generator = torch.Generator().manual_seed(hora.rank())
-    tokens = torch.randint(1000, (8, 33), generator=generator)
+    tokens = torch.randint(1000, (16, 65), generator=generator)
 
     def step() -> None:
         optimizer.zero_grad()

@@ -30,6 +30,7 @@ FEW = 8
 
 HYPER = (int, float, bool, str)
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _version = operator.attrgetter("_version")
 
 
@@ -276,7 +277,7 @@ class Group:
 def is_plain(tensor: object) -> bool:
     """Whether it is an ordinary tensor with data, rather than a part of one that is spread over ranks."""
     return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        type(tensor) in _PLAIN
         and isinstance(tensor, torch.Tensor)
         and not tensor.is_meta
         and not tensor.is_quantized

@@ -49,7 +49,7 @@ class _Seen:
         if isinstance(total, int) and samples and total > samples:
             left = f", {total - samples} samples repeated in each"
         if isinstance(batch, int) and loader.drop_last and handed % batch:
-            replicas = getattr(sampler, "num_replicas", 1) or 1
+            replicas = _parts(sampler)
             left += f", {handed % batch * max(replicas, 1)} samples dropped in each"
         return cls(_length(loader), batch, handed, left)
 
@@ -110,7 +110,7 @@ class Plan:
         if self._watch.loading or self._said:
             return
         sampler = getattr(loader, "sampler", None)
-        if getattr(sampler, "num_replicas", 1) not in (1, None):
+        if _parts(sampler) > 1:
             self.shared = type(sampler).__name__
         self._torch = _Seen.of(loader)
         steps = self._torch.steps
@@ -276,6 +276,12 @@ def _batch(together: int, size: int, passes: int, batches: int) -> str:
     elif passes > 1:
         times = f" x {passes} backward passes"
     return f"global batch {per_step} ({size} {plural(size, 'worker')} x {micro} samples{times})"
+
+
+def _parts(sampler: Any) -> int:
+    """Among how many ranks a sampler of torch's shares the samples out."""
+    total, own = getattr(sampler, "total_size", None), getattr(sampler, "num_samples", None)
+    return total // own if isinstance(total, int) and isinstance(own, int) and own else 1
 
 
 def _length(thing: Any) -> int | None:
