@@ -1,9 +1,9 @@
-"""What the guard's checks of the training cost: step times with it and without, in turn, on one rank of two.
+"""What the guard costs: times of a step with it and without, in turn, on one rank of two.
 
     python benchmarks/guard_cost.py [--rounds 15] [--steps 50] [--ranks 2]
 
 Two trainings are measured, on synthetic data: the small ResNet of the workload, and a small transformer.
-Each job of ``hora run`` switches the guard's hooks off and on in turn, over as many steps as lie between two
+Each job of ``hora run`` switches the guard off and on in turn, over as many steps as lie between two
 fingerprints, and compares rounds that lie next to each other. CPU seconds of rank 0 are compared, so that
 other work on the machine disturbs little. A ratio of 1.01 means 1 % of the step's time.
 """
@@ -85,9 +85,10 @@ class Switch:
         from hora.torch import _context
 
         self._context = _context.context()
-        self._guard, self._watch = self._context.guard, self._context.watch
-        if self._guard is None or self._watch is None:
+        guard, watch = self._context.guard, self._context.watch
+        if guard is None or watch is None:
             raise SystemExit("There is no guard here: write hora run, without HORA_GUARD=off.")
+        self._guard, self._watch = guard, watch
 
     def __call__(self, on: bool) -> None:
         self._context.guard = self._guard if on else None

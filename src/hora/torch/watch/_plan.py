@@ -49,8 +49,7 @@ class _Seen:
         if isinstance(total, int) and samples and total > samples:
             left = f", {total - samples} samples repeated in each"
         if isinstance(batch, int) and loader.drop_last and handed % batch:
-            replicas = _parts(sampler)
-            left += f", {handed % batch * max(replicas, 1)} samples dropped in each"
+            left += f", {handed % batch * _parts(sampler)} samples dropped in each"
         return cls(_length(loader), batch, handed, left)
 
 
