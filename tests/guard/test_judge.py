@@ -293,6 +293,19 @@ def test_library_code_that_a_late_rank_is_in_gives_a_hint(file: str, words: str)
     assert verdict.advice.startswith(words)
 
 
+def test_an_import_is_given_ten_seconds_and_other_work_is_told() -> None:
+    importing = _stack(0).replace("/venv/lib/python3.11/site-packages/numpy/core.py", "<frozen importlib>")
+    for stack, told in ((importing, 10), (_stack(0), 4)):
+        stage = Stage(2, stall_after=1.0)
+        now = time.monotonic()
+        stage.call(1, since=now)
+        for waited in range(1, 12):
+            stage.look(now=now + waited)
+            stage.judge.stack(0, stack if waited > 3 else importing)
+            stage.look(now=now + waited + 0.1)
+            assert len(stage.desk.verdicts) == (waited >= told)
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_a_late_rank_is_named_with_its_stack(size: int) -> None:
     stage = Stage(size, stall_after=30.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -95,6 +96,10 @@ class Late:
                     self._judge.desk.ask_stack(rank)
             if len(case.stacks) < len(case.asked_of) and now - case.asked < STACK_PATIENCE:
                 self._judge.urgent = True
+                continue
+            if missing and waited < min(ENGINE_STALL, limit) and any(map(_imports, case.stacks.values())):
+                if now - case.asked >= STACK_PATIENCE:
+                    del self._cases[place, False]  # libraries take seconds on a busy host: look again
                 continue
             if not missing:
                 missing = [rank for rank, stack in case.stacks.items() if stack.startswith(STOPPED)]
@@ -193,12 +198,18 @@ def user_line(stack: str) -> str | None:
     return None
 
 
+def _library_files(stack: str) -> list[str]:
+    """Files of the frames inside the user's innermost one."""
+    files = [match["file"] for match in _main_thread(stack)]
+    return list(itertools.takewhile(_LIBRARY.search, files))
+
+
+def _imports(stack: str) -> bool:
+    return any(file.startswith("<frozen importlib") for file in _library_files(stack))
+
+
 def _hint(stack: str) -> str:
-    files = []
-    for match in _main_thread(stack):
-        if not _LIBRARY.search(match["file"]):
-            break
-        files.append(match["file"])
+    files = _library_files(stack)
     return next((hint for part, hint in _HINTS.items() if any(part in file for file in files)), "")
 
 
