@@ -395,8 +395,8 @@ def _first_item(lists: Sequence[Any]) -> str:
     other = next(each for each in lists if each != lists[0])
     for place, (one, two) in enumerate(zip(lists[0], other, strict=False)):
         if one != two:
-            return f"Number {place} differs: {one} and {two}."
-    return f"Their number differs: {len(lists[0])} and {len(other)}."
+            return f"What they give differs, first at number {place} (from 0): {one} and {two}."
+    return f"They give different numbers of them: {len(lists[0])} and {len(other)}."
 
 
 def _words(value: Any) -> str:
