@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -104,11 +105,11 @@ class _Traces:
 
 
 def _children() -> list[str]:
-    return [
-        child
-        for task in Path("/proc/self/task").iterdir()
-        for child in (task / "children").read_text().split()
-    ]
+    found: list[str] = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a thread that has ended since
+            found += (task / "children").read_text().split()
+    return found
 
 
 def _open_files(folder: str) -> list[str]:
