@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -58,6 +59,25 @@ def test_sigkill_to_the_launcher_leaves_nothing_within_five_seconds(bench: Bench
     began = time.monotonic()
     bench.wait_for(lambda: not bench.marked(bench.folder.name), seconds=5.0)
     assert time.monotonic() - began < 5.0
+
+
+def test_a_killed_launcher_is_told_of_on_its_terminal_and_in_the_run_directory(bench: Bench) -> None:
+    run = bench.folder / "told"
+    process = _running(bench, "--run-dir", str(run))
+    bench.wait_for(lambda: len(_reapers_of(process.pid)) == 1)
+    process.kill()
+    _, err = process.communicate(timeout=10)  # the reaper holds the launcher's stderr, and ends
+    assert err.splitlines()[-1] == f"hora: {_reaper.KILLED}; logs: {run}/logs"
+    about = json.loads((run / "run.json").read_text())
+    assert (about["exit_code"], about["failure"]) == (137, _reaper.KILLED)
+    assert about["ended"] > about["created"]
+
+
+def test_a_job_that_has_ended_is_not_told_to_have_been_killed(tmp_path: Path) -> None:
+    text = json.dumps({"ended": 5.0, "exit_code": 0})
+    (tmp_path / "run.json").write_text(text)
+    _reaper.tell(str(tmp_path))
+    assert (tmp_path / "run.json").read_text() == text
 
 
 def test_sigkill_to_the_launcher_just_after_its_start(bench: Bench) -> None:

@@ -1,11 +1,14 @@
 """Kills what is left of a job when its launcher is killed. Also the sweep that the launcher uses itself.
 
-As a script (``python -I -S _reaper.py JOB PARENT``) it must start in milliseconds and run in an
+As a script (``python -I -S _reaper.py JOB PARENT RUN``) it must start in milliseconds and run in an
 environment where nothing else of Hora can be imported, so it uses the standard library's smallest
 modules alone. Its standard input is a pipe that only the launcher holds open; end of file on it, or the
 launcher's own end, means that the launcher is gone. Every process of the job carries ``HORA_JOB=<id>``
 in the environment it was started with, also a grandchild that called ``setsid`` or whose parent has
 ended; that is how it is found. A process that wipes its own environment is not found.
+
+When nothing is left it tells what happened, as nobody else can: in one line on the launcher's stderr,
+and in ``run.json`` of the run directory RUN.
 
 Where there is no ``/proc`` (macOS), the launcher writes the ranks' process group ids to the pipe, one a
 line, and those groups are killed instead.
@@ -26,6 +29,9 @@ PAUSE_SECONDS = 0.05
 """At most so long between two looks at ``/proc``: something may fork faster than it is killed."""
 
 PROC = "/proc"
+
+KILLED = "the launcher was killed, and all its workers were stopped"
+"""What the run directory says of such a job."""
 
 
 def members(job: str) -> list[int]:
@@ -88,18 +94,38 @@ def wait_for(pids: list[int], seconds: float) -> None:
 
 
 def main() -> None:
-    job, parent = sys.argv[1], int(sys.argv[2])
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    job, parent, run = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     groups = _wait_for_end(parent)
     if os.path.isdir(f"{PROC}/self"):
         sweep(job)
-        return
-    for group in groups:
-        try:
-            os.killpg(group, signal.SIGKILL)
-        except OSError:  # the group has ended already
-            continue
+    else:
+        for group in groups:
+            try:
+                os.killpg(group, signal.SIGKILL)
+            except OSError:  # the group has ended already
+                continue
+    tell(run)
+
+
+def tell(run: str) -> None:
+    """Say that the launcher was killed, unless it had written down the job's end before."""
+    import json  # only now: the kill does not wait for it
+
+    path = os.path.join(run, "run.json")
+    try:
+        with open(path, encoding="utf-8") as file:
+            about = json.load(file)
+        if not isinstance(about, dict) or "ended" in about:
+            return
+        about.update(ended=time.time(), exit_code=128 + signal.SIGKILL, failure=KILLED)
+        with open(path + ".new", "w", encoding="utf-8") as file:
+            json.dump(about, file, indent=2)
+        os.replace(path + ".new", path)
+    except (OSError, ValueError) as error:  # the disk may be full; the terminal still hears of it
+        print(f"hora: {path} does not tell of it: {error}", file=sys.stderr)
+    print(f"hora: {KILLED}; logs: {os.path.join(run, 'logs')}", file=sys.stderr, flush=True)
 
 
 def _wait_for_end(parent: int) -> list[int]:

@@ -36,14 +36,13 @@ HAS_PROC = Path("/proc/self/environ").exists()
 class Reaper:
     """The tiny program that kills the job when this launcher is killed."""
 
-    def __init__(self, job: str, groups: Sequence[int]) -> None:
+    def __init__(self, job: str, groups: Sequence[int], run: Path) -> None:
         reader, self._writer = os.pipe()
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", _reaper.__file__, job, str(os.getpid())],
+                [sys.executable, "-I", "-S", _reaper.__file__, job, str(os.getpid()), str(run)],
                 stdin=reader,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
                 start_new_session=True,
                 cwd="/",
                 # Without the variables of an outer job: its own sweep must not take this one's reaper away.

@@ -203,7 +203,7 @@ class Supervisor:
 
     def _keep_reaper(self) -> None:
         """Start the reaper, and another one should it be killed before the job has ended."""
-        reaper = _tree.Reaper(self._id, [rank.process.pid for rank in self._ranks])
+        reaper = _tree.Reaper(self._id, [rank.process.pid for rank in self._ranks], self._run_directory.path)
         self._reapers += 1
         fd = _tree.end_descriptor(reaper.process)
 
