@@ -14,7 +14,7 @@ import pytest
 
 from hora.core.errors import VerdictError
 from hora.guard.board import Board, Phase
-from hora.guard.calls import Call
+from hora.guard.call import Call
 from hora.guard.reporter import Reporter
 from hora.guard.verdict import Verdict
 

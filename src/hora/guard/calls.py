@@ -7,53 +7,17 @@ only written on the board, with a running hash of all before them, which is comp
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hora.guard.board import Entry, Phase
-from hora.guard.source import Block
+from hora.guard.call import UNKNOWN, Call, block_left, difference, passed_over
 from hora.guard.verdict import Verdict
 
 if TYPE_CHECKING:
     from hora.guard.judge import Judge
 
-__all__ = ["Call", "Calls"]
-
-FIELDS = ("collective", "name", "dtype", "shape", "operation", "root", "factors", "items", "process set")
-"""What must be equal on all ranks, in the order in which a difference is told."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """One kind of call, as a rank described it.
-
-    Attributes:
-        signature: what must be equal on all ranks, by the names of :data:`FIELDS`.
-        text: the call in words.
-        where: ``file:line`` of the user's line; None if there is none.
-        condition: the condition on the rank under which that line stands, as ``if rank == 0 (file:line)``.
-        blocks: what that line is in: its function, and loops and conditions inside, outermost first.
-    """
-
-    signature: Mapping[str, Any]
-    text: str
-    where: str | None = None
-    condition: str | None = None
-    blocks: Sequence[Block] = ()
-
-    @functools.cached_property
-    def key(self) -> str:
-        """Equal for calls with an equal signature."""
-        return json.dumps(self.signature, sort_keys=True, default=str)
-
-    @property
-    def site(self) -> str:
-        """The call in words, with its line."""
-        return f"{self.text} at {self.where}" if self.where else self.text
-
+__all__ = ["Calls"]
 
 SHOWN = 4
 """Different calls that a verdict shows; others are counted."""
@@ -63,8 +27,6 @@ PATIENCE = 0.4
 
 LEFT = 3
 """Looks after which a rank has left the job for good. If an exception is why, it is heard by the second."""
-
-UNKNOWN = Call({}, "an unknown collective")
 
 
 class Calls:
@@ -250,16 +212,15 @@ class Calls:
             found.setdefault((call.key, call.where), (call, []))[1].append(rank)
         groups = list(found.values())
         conditional = [entry for entry in groups if entry[0].condition]
-        passed = _passed_over(groups)
+        passed = passed_over(groups)
         extra = next((each for each in (conditional, passed) if len(each) == 1), None) or self._extra(groups)
         if len(groups) > 1 and len(extra) == 1:
             call, ranks = extra[0]
             others = [entry for entry in groups if entry is not extra[0]]
             told = " ".join(_does(other, at) for other, at in others)
             if not call.condition and extra is passed:
-                told += (
-                    f" The line stands in {_left(call, others[0][0])}, which was left, or left out, there."
-                )
+                block = block_left(call, others[0][0])
+                told += f" The line stands in {block}, which was left, or left out, there."
             elif not call.condition:
                 told += " Either the one has made fewer steps than the other, or only it comes to that line."
             self._find_subset(call, ranks, told)
@@ -273,7 +234,7 @@ class Calls:
         self._judge.find(
             Verdict(
                 kind="mismatched-calls",
-                text=f"At the same place {said}. {_difference([call for call, _ in groups])}",
+                text=f"At the same place {said}. {difference([call for call, _ in groups])}",
                 advice="Make the same call on every rank, in the same order, with equal arguments; what "
                 "differs by rank must not decide which collective is called.",
                 ranks=sorted(minority[1]) if len(minority[1]) < len(calls) / 2 else sorted(calls),
@@ -336,32 +297,6 @@ class Calls:
         )
 
 
-def _passed_over(groups: Sequence[tuple[Call, list[int]]]) -> list[tuple[Call, list[int]]]:
-    """The groups whose line stands in a block that all other groups have left, or left out."""
-    return [
-        group
-        for group in groups
-        if all(_left(group[0], other[0]) is not None for other in groups if other is not group)
-    ]
-
-
-def _left(call: Call, other: Call) -> str | None:
-    """The block around ``call`` that whoever has come to ``other`` has left, or left out; None: none."""
-    file, _, line = (other.where or "").rpartition(":")
-    if (
-        not call.blocks
-        or call.blocks[:1] != other.blocks[:1]
-        or not (call.where or "").startswith(f"{file}:")
-    ):
-        return None
-    place, looping = int(line), False
-    for first, last, text in call.blocks[1:]:
-        if not first <= place <= last:
-            return f"`{text}` ({file}:{first})" if place > last or looping else None
-        looping = looping or text.startswith(("for ", "while "))
-    return None
-
-
 def _calls(ranks: Sequence[int]) -> str:
     return "calls" if len(ranks) == 1 else "call"
 
@@ -374,36 +309,3 @@ def _does(call: Call, ranks: Sequence[int]) -> str:
     from hora.guard.judge import ranks_text
 
     return f"{ranks_text(ranks).capitalize()} {_calls(ranks)} {call.site} instead."
-
-
-def _difference(calls: Sequence[Call]) -> str:
-    """Which part of the calls differs, in words."""
-    items = [call.signature.get("items") for call in calls]
-    if all(isinstance(each, list) for each in items) and any(each != items[0] for each in items):
-        return _first_item(items)
-    numbers = list(dict.fromkeys(len(call.signature.get("shape") or ()) for call in calls))
-    if len(numbers) > 1 and len({call.signature.get("collective") for call in calls}) == 1:
-        return f"The number of tensors differs: {' and '.join(map(str, numbers))}."
-    for name in FIELDS:
-        values = list(dict.fromkeys(_words(call.signature.get(name)) for call in calls))
-        if len(values) > 1:
-            return f"The {name} differs: {' and '.join(values)}."
-    return "They wait for each other."
-
-
-def _first_item(lists: Sequence[Any]) -> str:
-    other = next(each for each in lists if each != lists[0])
-    for place, (one, two) in enumerate(zip(lists[0], other, strict=False)):
-        if one != two:
-            return f"What they give differs, first at number {place} (from 0): {one} and {two}."
-    return f"They give different numbers of them: {len(lists[0])} and {len(other)}."
-
-
-def _words(value: Any) -> str:
-    """``(3, 4)`` for the shapes ``[[3, 4]]``, ``none`` for None."""
-    if value is None:
-        return "none"
-    if isinstance(value, list):
-        parts = [str(tuple(part)) if isinstance(part, list) else str(part) for part in value]
-        return parts[0] if len(parts) == 1 else f"{len(parts)} tensors, {', '.join(parts[:4])}"
-    return str(value)

@@ -21,7 +21,7 @@ from typing import Any
 
 from hora.core.errors import VerdictError
 from hora.guard.board import Board, Phase
-from hora.guard.calls import Call
+from hora.guard.call import Call
 from hora.guard.verdict import Verdict
 
 __all__ = ["Reporter"]

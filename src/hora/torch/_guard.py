@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from hora.core.errors import HoraError, WorldError
 from hora.core.settings import Settings
-from hora.guard.calls import Call
+from hora.guard.call import Call
 from hora.guard.reporter import Reporter
 from hora.guard.source import Block, blocks, rank_condition
 from hora.torch._connections import Connections
