@@ -23,6 +23,7 @@ from hora.torch import _context
 from hora.torch._buckets import Bucket, Named, assign
 from hora.torch._groups import Groups
 from hora.torch._guard import collective
+from hora.torch._hooks import End, Place, gradient_hook
 from hora.torch._marks import Marks, joined_now
 from hora.torch._rules import Rule
 
@@ -69,7 +70,7 @@ class Reducer:
         self._open = False
         self._cycle = 0
         self.task = -1
-        self._ends: list[weakref.ref[_End]] = []
+        self._ends: list[weakref.ref[End]] = []
         self._next = 0
         self._steps = 0
         self._settled = False
@@ -210,7 +211,7 @@ class Reducer:
                 place.waiting, place.index = bucket.waiting, index
                 if id(parameter) not in self._hooks:
                     register: Any = parameter.register_post_accumulate_grad_hook
-                    self._hooks[id(parameter)] = register(_hook(self, place))
+                    self._hooks[id(parameter)] = register(gradient_hook(self, place))
 
     def advance(self) -> None:
         """Send off the buckets that are complete, as far as the fixed order allows."""
@@ -232,7 +233,7 @@ class Reducer:
                 self._start(task=task)
             self.task = task
             # Also for a backward inside another (reentrant checkpoints): it closes the cycle when it ends.
-            end = _End(self, self._cycle)
+            end = End(self, self._cycle)
             self._ends.append(weakref.ref(end))
             torch.autograd.Variable._execution_engine.queue_callback(end)
 
@@ -363,47 +364,3 @@ class Reducer:
             self._await(work, wire.device)
         total: list[float] = wire.tolist()
         return total
-
-
-class _End:
-    """The callback at the end of one backward. Its life tells whether that backward is still going on:
-    autograd drops it, uncalled, when backward raises.
-    """
-
-    def __init__(self, reducer: Reducer, cycle: int) -> None:
-        self._reducer = weakref.ref(reducer)
-        self._cycle = cycle
-
-    def __call__(self) -> None:
-        reducer = self._reducer()
-        if reducer is not None:
-            reducer.end(self._cycle)
-
-
-class Place:
-    """Where a parameter's gradient goes: its number in a bucket's set of those that are waited for."""
-
-    __slots__ = ("index", "waiting")
-    waiting: set[int]
-    index: int
-
-
-def _hook(reducer: Reducer, place: Place) -> Callable[[torch.Tensor], None]:
-    """The function that autograd calls for each gradient; kept short, for models of many small tensors."""
-    # Parameters outlive optimizers, and hooks must not keep the latter alive.
-    reference = weakref.ref(reducer)
-    current_task = torch._C._current_graph_task_id
-
-    def hook(parameter: torch.Tensor) -> None:
-        reducer = reference()
-        if reducer is None:
-            return
-        task = current_task()
-        if task != reducer.task:
-            reducer.enter(task)
-        waiting = place.waiting
-        waiting.discard(place.index)
-        if not waiting:
-            reducer.advance()
-
-    return hook
