@@ -2,7 +2,8 @@
 
     python benchmarks/guard_cost.py [--rounds 15] [--steps 50] [--ranks 2]
 
-Two trainings are measured, on synthetic data: the small ResNet of the workload, and a small transformer.
+Three trainings are measured, on synthetic data: the small ResNet of the workload, a small transformer, and
+the same on so few tokens that a step is mostly overhead.
 Each job of ``hora run`` switches the guard off and on in turn, over as many steps as lie between two
 fingerprints, and compares rounds that lie next to each other. CPU seconds of rank 0 are compared, so that
 other work on the machine disturbs little. A ratio of 1.01 means 1 % of the step's time.
@@ -28,6 +29,7 @@ from torch.nn import functional as F
 import hora.torch as hora
 
 Step = Callable[[], None]
+MODELS = ("resnet", "transformer", "tiny")
 
 
 def main() -> None:
@@ -35,13 +37,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--model", choices=("resnet", "transformer"))
+    parser.add_argument("--model", choices=MODELS)
     arguments = parser.parse_args()
     if "HORA_RANK" in os.environ:
         measure(arguments.model, rounds=arguments.rounds, steps=arguments.steps)
         return
     with tempfile.TemporaryDirectory() as folder:
-        for model in ("resnet", "transformer"):
+        for model in MODELS:
             command = [sys.executable, "-m", "hora", "run", "-n", str(arguments.ranks)]
             command += ["--run-dir", f"{folder}/{model}", __file__, "--model", model]
             command += ["--rounds", str(arguments.rounds), "--steps", str(arguments.steps)]
@@ -53,7 +55,7 @@ def measure(model: str, *, rounds: int, steps: int) -> None:
     """Print the ratio of the times per step with the guard's checks and without."""
     hora.init()
     torch.manual_seed(1)
-    step = resnet() if model == "resnet" else transformer()
+    step = {"resnet": resnet, "transformer": transformer, "tiny": tiny}[model]()
     switch = Switch()
     for _ in range(2 * steps):  # past the first steps, in which more is looked at
         step()
@@ -120,7 +122,12 @@ def resnet() -> Step:
     return step
 
 
-def transformer() -> Step:
+def tiny() -> Step:
+    """The transformer on so few tokens that a step is mostly overhead: the worst case for the guard."""
+    return transformer(batch=8, tokens=32)
+
+
+def transformer(*, batch: int = 16, tokens: int = 64) -> Step:
     layer = nn.TransformerEncoderLayer(128, 4, 256, dropout=0.0, batch_first=True)
     model = nn.Sequential(
         nn.Embedding(1000, 128),
@@ -130,12 +137,12 @@ def transformer() -> Step:
     optimizer = hora.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-3), model)
     hora.broadcast_parameters(model)
     generator = torch.Generator().manual_seed(hora.rank())
-    tokens = torch.randint(1000, (16, 65), generator=generator)
+    text = torch.randint(1000, (batch, tokens + 1), generator=generator)
 
     def step() -> None:
         optimizer.zero_grad()
-        logits = model(tokens[:, :-1])
-        F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()  # type: ignore[no-untyped-call]
+        logits = model(text[:, :-1])
+        F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten()).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     return step
