@@ -52,6 +52,22 @@ def test_a_verdict_stands_above_the_curves_with_its_page(tmp_path: Path) -> None
     assert "with hora.only(0" in page.text  # the page's right example
 
 
+def test_a_verdict_that_ended_the_job_is_told_once(tmp_path: Path) -> None:
+    run = samples.failed(tmp_path / "run")
+    for rank in (0, 1):
+        record = json.loads(run.failure(rank).read_text())
+        record |= {"type": "hora.core.errors.VerdictError", "message": LATE.text, "echo": False}
+        record["hora"] = {"what": LATE.text, "fix": LATE.advice, "slug": "verdict"}
+        run.failure(rank).write_text(json.dumps(record))
+    assert (
+        page_of(run).text.count(LATE.text) == 2
+    )  # without the guard's file each rank's words are all there is
+    write(run, LATE.line())
+    page = page_of(run)
+    assert "Stopped by the guard" in page.text
+    assert page.text.count(LATE.advice) == 1
+
+
 def test_information_comes_behind_alarms(tmp_path: Path) -> None:
     run = samples.finished(tmp_path / "run")
     plan = Verdict(kind="plan", text="Global batch 128, 40 steps per epoch.")

@@ -84,6 +84,7 @@ def render(data: RunData) -> str:
         explained={kind for kind, _, _ in explained},
         guarded=data.about.get("guard") in ("on", "strict"),
         failure=first,
+        failure_is_verdict=first is not None and story.is_verdict(first) and bool(verdicts),
         other_failures=[one for one in data.failures if one is not first],
         training=[chart for chart in _training(data, markupsafe.Markup) if chart["svg"]],
         speed=[

@@ -19,6 +19,7 @@ __all__ = [
     "duration",
     "figures",
     "first_failure",
+    "is_verdict",
     "outcome",
     "scaling",
     "size_text",
@@ -93,6 +94,11 @@ def outcome(data: RunData, now: float | None = None) -> Outcome:
         headline="Not finished",
         more=f"{_progress(data)} Nothing has been written since {_date(data)}.",
     )
+
+
+def is_verdict(failure: Failure) -> bool:
+    """Whether a rank only raised what the guard had found, which stands among the verdicts."""
+    return failure.kind.rpartition(".")[2] == "VerdictError"
 
 
 def first_failure(data: RunData) -> Failure | None:
@@ -216,6 +222,8 @@ def _failed(data: RunData) -> Outcome | None:
     first = first_failure(data)
     if first is not None:
         kind = first.kind.rpartition(".")[2]
+        if is_verdict(first):
+            return Outcome(state="bad", headline="Stopped by the guard", more=_progress(data))
         how = "exited with an error" if first.exit else f"raised {kind}"
         return Outcome(state="bad", headline=f"Failed: rank {first.rank} {how}", more=_progress(data))
     code = data.about.get("exit_code")
