@@ -42,6 +42,11 @@ class Settings:
     device: Literal["auto", "cpu", "cuda"] = _setting(
         "auto", unit="", meaning="where a rank computes; auto: cuda where there is one, else cpu"
     )
+    engine: Literal["auto", "shared-memory", "gloo"] = _setting(
+        "auto",
+        unit="",
+        meaning="what moves data between CPUs; auto: shared memory between ranks of one host, else Gloo",
+    )
     timeout: float = _setting(
         300.0, unit="s", meaning="how long a collective or the start waits for the other ranks"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +52,7 @@ class Bucket:
         work: the message on its way.
         started: when it left (``time.time()``).
         place: its place among the collectives, for the guard.
+        seated: whether :meth:`seat` was called.
     """
 
     def __init__(self, named: Sequence[Named], *, size: int = 1) -> None:
@@ -74,6 +75,7 @@ class Bucket:
         self.work: Any = None
         self.started = 0.0
         self.place: tuple[int, int] | None = None
+        self.seated = False
         self._allocate()
         self.reset()
 
@@ -201,7 +203,16 @@ class Bucket:
         """Drop the averages."""
         self._large = []
 
-    def _allocate(self) -> None:
+    def seat(self, empty: Callable[[int, torch.dtype], torch.Tensor]) -> None:
+        """Move into memory that ``empty`` makes: the engine's own, which it need not copy from and to.
+
+        All ranks call it at the same place of their sequence of collectives. A buffer that replaces this
+        one (see :meth:`pack`) is a rank's own.
+        """
+        self.seated = True
+        self._allocate(empty)
+
+    def _allocate(self, empty: Callable[[int, torch.dtype], torch.Tensor] | None = None) -> None:
         count, first = len(self.parameters), self.parameters[0]
         border = sum(self._sizes[: self._joined])
         aligned = ALIGNMENT // first.element_size()
@@ -213,7 +224,10 @@ class Bucket:
             end = start + size
         self._elements = end
         tail = count + 2 + self._counters
-        self._flat = torch.zeros(self._elements + tail, dtype=self._dtype, device=self._device)
+        if empty is None:
+            self._flat = torch.zeros(self._elements + tail, dtype=self._dtype, device=self._device)
+        else:
+            self._flat = empty(self._elements + tail, self._dtype)
         self._small_payload = self._flat[:border]
         self._small = [self._view(index) for index in range(self._joined)]
         self._large_payload = self._flat[border : self._elements]

@@ -7,11 +7,14 @@ import os
 import re
 import socket
 import stat
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+from hora.torch.engines import Group
 
 __all__ = ["Connections"]
 
@@ -19,7 +22,7 @@ _EPOLL = "anon_inode:[eventpoll]"
 
 
 class Connections:
-    """Knows the sockets of the groups that were made inside :meth:`made`.
+    """Knows the sockets of the groups that were made inside :meth:`made`, and the groups in shared memory.
 
     PyTorch can abort an NCCL group but not a Gloo group: its ``abort`` does nothing there. A Gloo group
     listens to its sockets through an epoll descriptor of its own, and Linux tells which sockets that
@@ -28,7 +31,7 @@ class Connections:
 
     def __init__(self) -> None:
         self._loops: set[int] = set()
-        self._groups: list[dist.ProcessGroup] = []
+        self.groups: list[weakref.ref[Group]] = []
 
     @contextlib.contextmanager
     def made(self) -> Iterator[None]:
@@ -41,6 +44,10 @@ class Connections:
 
     def close(self) -> None:
         """End every collective that this rank waits in; later ones fail at once."""
+        for reference in self.groups:
+            group = reference()
+            if group is not None:
+                group.abort()
         for loop in self._loops:
             for fd in _watched(loop):
                 _shut(fd)

@@ -182,7 +182,7 @@ def init(
             rank=world.rank,
             size=meeting.world.size,
             timeout=settings.timeout,
-            patient=engines.get("cpu") == "gloo",
+            patient=engines.get("cpu") in _rendezvous.PATIENT,
             stopped=lambda: guard is not None and guard.reporter.alarmed(ECHO_PATIENCE),
         ),
         adopted=adopted,

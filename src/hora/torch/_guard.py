@@ -12,6 +12,7 @@ import datetime
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
@@ -26,14 +27,16 @@ from hora.guard.call import Call
 from hora.guard.reporter import Reporter
 from hora.guard.source import Block, blocks, rank_condition
 from hora.torch._connections import Connections
+from hora.torch._observe import Calls
 from hora.torch._request import refuse_presentation
+from hora.torch.engines import Group
 
 if TYPE_CHECKING:
     from hora.torch._context import Context
     from hora.torch._process_sets import ProcessSet
     from hora.torch._request import Request
 
-__all__ = ["Guard", "collective", "connect", "inside", "meeting", "user_frames"]
+__all__ = ["Guard", "at", "collective", "connect", "inside", "meeting", "user_frames", "user_line"]
 
 FRAMES = 12
 """User frames looked at for a condition on the rank."""
@@ -74,7 +77,11 @@ class Guard:
 
     def add_group(self, set_id: int, group: dist.ProcessGroup) -> None:
         """Take over the timeout of a process set's collectives."""
-        if "cpu" in dist.get_backend_config(group) and dist.get_world_size(group) > 1:
+        if isinstance(group, Group):
+            self._engines[set_id] = group
+            group.queue.observer = Calls(self, set_id, group.team.members)
+            self.connections.groups.append(weakref.ref(group))
+        elif "cpu" in dist.get_backend_config(group) and dist.get_world_size(group) > 1:
             self._engines[set_id] = group._get_backend(torch.device("cpu"))
 
     def leave(self) -> None:
@@ -104,7 +111,7 @@ class Guard:
             VerdictError: the ranks do not call the same; or the job is to stop for another reason.
         """
         set_id = process_set.process_set_id or 0
-        code, line = _user_line()
+        code, line = user_line()
         # An allgather's rows may differ, and what alltoall splits.
         rows = name in ("allgather", "grouped_allgather", "alltoall")
         shapes = tuple((tensor.dtype, tensor.shape[1:] if rows else tensor.shape) for tensor in tensors)
@@ -117,7 +124,7 @@ class Guard:
 
     def parted(self, error: HoraError) -> None:
         """The ranks' gradients of different steps have met; every rank raises the error."""
-        where = _at()[0]
+        where = at()[0]
         self.reporter.send({"kind": "parted", "text": error.what, "advice": error.fix, "where": where})
 
     @contextlib.contextmanager
@@ -127,6 +134,7 @@ class Guard:
         if engine is not None:
             engine._set_default_timeout(ENGINE_PATIENCE)  # of what is started inside
         with self.reporter.waiting(place):
+            _inside.depth = getattr(_inside, "depth", 0) + 1
             try:
                 yield
             except RuntimeError as error:
@@ -135,6 +143,7 @@ class Guard:
                     raise
                 raise cause from error
             finally:
+                _inside.depth -= 1
                 if engine is not None:
                     engine._set_default_timeout(self._timeout)
 
@@ -168,7 +177,7 @@ def collective(
     """Run a collective of several messages under the guard; those inside are part of it."""
     refuse_presentation()
     guard = context.guard
-    if guard is None or getattr(_inside, "depth", False):
+    if guard is None or inside():
         yield
         return
     if process_set is None:
@@ -176,16 +185,12 @@ def collective(
 
         process_set = global_process_set
     place = guard.enter(name, tensors, process_set=process_set, **details)
-    _inside.depth = True
-    try:
-        with guard.waiting(place):
-            yield
-    finally:
-        _inside.depth = False
+    with guard.waiting(place):
+        yield
 
 
 def inside() -> bool:
-    """Whether this thread is inside :func:`collective`."""
+    """Whether this thread is inside one of Hora's own collectives."""
     return bool(getattr(_inside, "depth", 0))
 
 
@@ -218,10 +223,10 @@ def meeting(guard: Guard | None, size: int) -> Iterator[None]:
     if guard is None:
         yield
         return
-    code, line = _user_line(4)
+    code, line = user_line(4)
     place = guard.reporter.enter(
         ("init", code, line),
-        lambda: Call({"collective": "init"}, "hora.torch.init()", *_at()),
+        lambda: Call({"collective": "init"}, "hora.torch.init()", *at()),
         set_id=0,
         members=range(size),
         check=False,
@@ -242,7 +247,7 @@ def user_frames(limit: int = FRAMES) -> list[tuple[str, int]]:
     return frames
 
 
-def _at() -> tuple[str | None, str | None, tuple[Block, ...]]:
+def at() -> tuple[str | None, str | None, tuple[Block, ...]]:
     """The user's line, the condition on the rank under which it stands, and the blocks that it is in."""
     frames = user_frames()
     if not frames:
@@ -250,7 +255,7 @@ def _at() -> tuple[str | None, str | None, tuple[Block, ...]]:
     return f"{frames[0][0]}:{frames[0][1]}", rank_condition(frames), blocks(*frames[0])
 
 
-def _user_line(depth: int = 2) -> tuple[CodeType | None, int]:
+def user_line(depth: int = 2) -> tuple[CodeType | None, int]:
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
         if _is_user(frame.f_code):
@@ -296,4 +301,4 @@ def _describe(
     ]
     if process_set.process_set_id:
         words.append(f"among ranks {process_set.members}")
-    return Call(signature, " ".join(words), *_at())
+    return Call(signature, " ".join(words), *at())

@@ -93,7 +93,7 @@ def _prepare(context: Context) -> Any:
         for group in each.optimizer().param_groups
         for parameter in group["params"]
     }
-    if all(engines[device] == "gloo" for device in devices):
+    if all(engines[device] in _rendezvous.PATIENT for device in devices):
         return None
     if len(found) > 1 or not reducers or reducers[0].with_closure:
         raise CollectiveError(

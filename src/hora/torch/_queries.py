@@ -31,7 +31,8 @@ def gloo_built() -> bool:
 def gloo_enabled() -> bool:
     """Whether Gloo carries tensors of this job; before ``init()``, whether it would."""
     if _context.is_initialized():
-        return "gloo" in _rendezvous.engines(_context.context().group).values()
+        # The shared-memory engine has a Gloo group, too, for what it does not carry.
+        return not _rendezvous.PATIENT.isdisjoint(_rendezvous.engines(_context.context().group).values())
     return gloo_built()
 
 

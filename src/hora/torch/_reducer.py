@@ -178,6 +178,7 @@ class Reducer:
         return len(self._buckets)
 
     def _answer(self, bucket: Bucket) -> None:
+        self._rule.seat(bucket)
         bucket.pack_nothing(joined=self._rule.process_set.rank())
         self._enter(bucket)
         with self._context.waiting(bucket.place):
@@ -261,6 +262,7 @@ class Reducer:
         self._ends = []
 
     def _launch(self, bucket: Bucket, *, nothing: bool = False) -> None:
+        self._rule.seat(bucket)
         if nothing:
             bucket.pack_nothing(mark=self._steps % 2)
         else:

@@ -31,8 +31,9 @@ from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore
 from hora.core.errors import WorldError
 from hora.core.settings import Settings
 from hora.core.world import World, from_environment
+from hora.torch.engines import Group
 
-__all__ = ["Meeting", "engines", "from_launcher", "meet", "restore", "world"]
+__all__ = ["PATIENT", "Meeting", "engines", "from_launcher", "meet", "restore", "world"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,9 @@ class Meeting:
     file: Path | None = None
     homogeneous: bool = True
 
+
+PATIENT = frozenset({"gloo", "shared-memory"})
+"""Engines that go on with an operation that was waited for with a limit, after the limit."""
 
 _stores: dict[str, Store] = {}
 """Stores that live as long as the process: rank 0 serves the others even between two ``init()``."""
@@ -82,10 +86,14 @@ def world(given: World | None) -> World:
 
 
 def engines(group: dist.ProcessGroup) -> dict[str, str]:
-    """Device type -> engine of a group: ``{"cpu": "gloo", "cuda": "nccl"}``."""
+    """Device type -> engine of a group: ``{"cpu": "gloo", "cuda": "nccl"}``, ``{"cpu": "shared-memory"}``."""
+    if isinstance(group, Group):
+        return {"cpu": "shared-memory"}
     found = dict(pair.split(":", 1) for pair in dist.get_backend_config(group).split(","))
     if found.get("cuda") == "gloo":
         del found["cuda"]  # torch names Gloo for every device; it would copy through the host
+    if found.get("cpu") == "hora":
+        found["cpu"] = "gloo"  # its ranks could not share memory
     return found
 
 
@@ -116,7 +124,7 @@ def meet(world: World, settings: Settings, *, generation: int, cuda: bool) -> Me
         store.set(f"came/{world.rank}", "1")
         with _explain_absence(store, world, settings):
             dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if cuda else "gloo",
+                "cpu:gloo,cuda:nccl" if cuda else "gloo" if settings.engine == "gloo" else "hora",
                 store=store,
                 rank=world.rank,
                 world_size=world.size,

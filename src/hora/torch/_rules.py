@@ -14,6 +14,7 @@ from hora.torch._buckets import Bucket
 from hora.torch._compression import Compression, Compressor
 from hora.torch._process_sets import ProcessSet
 from hora.torch._request import ReduceOp
+from hora.torch.engines import SLOT, Group
 
 __all__ = ["GradientCompression", "Rule", "Sent"]
 
@@ -93,6 +94,14 @@ class Rule:
         size = self.size if self.op is ReduceOp.Average else 1
         accumulated = max(passes, 1) if self.passes > 1 else 1
         return (size if self.predivide == 1 else self.predivide) * accumulated
+
+    def seat(self, bucket: Bucket) -> None:
+        """Before a bucket is sent for the first time: give it memory of the engine, if that has some."""
+        if bucket.seated or self.size == 1:
+            return
+        group = self.process_set.group
+        if isinstance(group, Group) and self.compression is Compression.none and bucket.bytes > SLOT:
+            bucket.seat(group.empty)
 
     def send(self, bucket: Bucket, wait: Callable[[Any, torch.device], None]) -> Sent:
         """Start summing the bucket over the ranks; ``wait`` waits for what cannot go on meanwhile."""

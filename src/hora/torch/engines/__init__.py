@@ -1,0 +1,17 @@
+"""Engines of our own: shared memory between the ranks of one host.
+
+Importing this registers the backend "hora" with ``torch.distributed``.
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from hora.torch.engines._create import create
+from hora.torch.engines._group import Group
+from hora.torch.engines._team import SLOT
+
+__all__ = ["SLOT", "Group", "create"]
+
+if "HORA" not in dist.Backend._plugins:
+    dist.Backend.register_backend("hora", create, extended_api=True, devices=["cpu"])

@@ -1,0 +1,129 @@
+"""Vectors in shared memory, in which ranks of one host read each other's data without copying it."""
+
+from __future__ import annotations
+
+import bisect
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from hora.torch.engines._memory import Segment
+
+__all__ = ["Buffer", "Buffers", "same_buffer"]
+
+LINE = 4096
+"""Bytes at whose multiples the ranks' parts of a buffer start: pages."""
+
+ALIGNMENT = 16
+"""Bytes at whose multiples a vector in a buffer must start: the largest element has as many."""
+
+_OFFSETS = 40
+"""Bits of a place that tell the offset in the buffer: one TiB."""
+
+
+START = LINE
+"""Bytes before the first rank's part: what names the segment."""
+
+
+class Buffer:
+    """A vector of each rank of a team, in one segment.
+
+    Args:
+        number: of the buffer in its group, the same on all ranks.
+        segment: holds all ranks' parts.
+        stride: bytes from one rank's part to the next.
+        index: this rank's number.
+        size: number of ranks.
+
+    Attributes:
+        parts: the vector of each rank, as bytes.
+    """
+
+    def __init__(self, number: int, segment: Segment, *, stride: int, index: int, size: int) -> None:
+        self.number, self.stride = number, stride
+        self._segment, self._index = segment, index
+        self.parts = [segment.bytes[START + i * stride : START + (i + 1) * stride] for i in range(size)]
+        self.start = self.parts[index].data_ptr()
+
+    @staticmethod
+    def stride_of(size: int) -> int:
+        """Bytes from one rank's part to the next, for parts of ``size`` bytes."""
+        return max(-(-size // LINE), 1) * LINE
+
+    @staticmethod
+    def size_of(stride: int, ranks: int) -> int:
+        """Bytes of the segment."""
+        return START + stride * ranks
+
+    def own(self, dtype: torch.dtype, count: int) -> tuple[torch.Tensor, object]:
+        """This rank's vector, and what dies with the last tensor that uses its memory."""
+        start = START + self._index * self.stride
+        memory = self._segment.memory[start : start + self.stride]
+        return torch.frombuffer(memory, dtype=dtype, count=count), memory
+
+
+class Buffers:
+    """The buffers of a group."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._sorted: list[Buffer] = []
+        self._numbered: dict[int, Buffer] = {}
+        self._unused: list[int] = []
+        self._made = 0
+
+    def next_number(self) -> int:
+        """A number for the buffer that all ranks make next."""
+        self._made += 1
+        return self._made
+
+    def add(self, buffer: Buffer, owner: object) -> None:
+        """Know a buffer until ``owner`` is gone."""
+        self._forget_unused()
+        at = bisect.bisect(self._starts, buffer.start)
+        self._starts.insert(at, buffer.start)
+        self._sorted.insert(at, buffer)
+        self._numbered[buffer.number] = buffer
+        # It may be called at any time, from any thread, so it only takes a note.
+        weakref.finalize(owner, self._unused.append, buffer.number)
+
+    def place(self, tensors: Sequence[torch.Tensor]) -> int:
+        """Where vectors that follow each other lie, for the other ranks: 0 if not in a buffer."""
+        self._forget_unused()
+        if not self._sorted:
+            return 0
+        address = start = tensors[0].data_ptr()
+        for tensor in tensors:
+            if tensor.data_ptr() != address:
+                return 0
+            address += tensor.numel() * tensor.element_size()
+        at = bisect.bisect(self._starts, start) - 1
+        if at < 0:
+            return 0
+        buffer = self._sorted[at]
+        offset = start - buffer.start
+        if address > buffer.start + buffer.stride or offset % ALIGNMENT:
+            return 0
+        return (buffer.number << _OFFSETS) | offset
+
+    def views(self, places: Sequence[int], dtype: torch.dtype, count: int) -> list[torch.Tensor]:
+        """Every rank's vector of ``count`` elements, at the place in the same buffer that it told."""
+        parts = self._numbered[places[0] >> _OFFSETS].parts
+        found = []
+        for part, place in zip(parts, places, strict=True):
+            offset = place & ((1 << _OFFSETS) - 1)
+            found.append(part[offset : offset + count * dtype.itemsize].view(dtype))
+        return found
+
+    def _forget_unused(self) -> None:
+        while self._unused:
+            buffer = self._numbered.pop(self._unused.pop())
+            at = self._sorted.index(buffer)
+            del self._starts[at], self._sorted[at]
+
+
+def same_buffer(places: Sequence[int]) -> bool:
+    """Whether all ranks told a place in one buffer. It is alive on each, which has a vector in it."""
+    first = places[0] >> _OFFSETS
+    return first != 0 and all(place >> _OFFSETS == first for place in places)

@@ -1,0 +1,373 @@
+"""The process group that ``torch.distributed`` calls: the shared-memory engine, with Gloo for the rest.
+
+Registered as the backend "hora". Collectives of CPU tensors go through the memory that the ranks of one
+host share. Messages between two ranks (send, recv), sparse tensors and other devices are Gloo's.
+"""
+
+# torch declares each method with its C++ overloads; of those, only the form with options is ever called.
+# mypy: disable-error-code="override, assignment"
+
+from __future__ import annotations
+
+import datetime
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
+
+from hora.torch.engines import _algorithms as algorithms
+from hora.torch.engines._algorithms import Call, Steps
+from hora.torch.engines._buffers import Buffer, Buffers
+from hora.torch.engines._kernels import reducible
+from hora.torch.engines._memory import Segment
+from hora.torch.engines._queue import DONE, Queue
+from hora.torch.engines._team import Team
+from hora.torch.engines._vectors import Flat, Flats, is_plain, parts_of, source, split_rows, vector
+
+__all__ = ["Group"]
+
+Tensors = Sequence[torch.Tensor]
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _collective(method: Method) -> Method:
+    """What is made in inference mode can be written there only, but a collective may end anywhere."""
+
+    @functools.wraps(method)
+    def wrapper(*args: Any, **named: Any) -> Any:
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                return method(*args, **named)
+        return method(*args, **named)
+
+    return wrapper  # type: ignore[return-value]
+
+
+class Group(dist.ProcessGroup):
+    """A process group whose ranks share memory.
+
+    Args:
+        gloo: a Gloo group of the same ranks.
+        team: the ranks.
+        idle_cores: whether the host has cores on which nothing computes.
+    """
+
+    def __init__(self, gloo: Any, team: Team, *, idle_cores: bool) -> None:
+        super().__init__(gloo.rank(), gloo.size())  # type: ignore[call-arg]
+        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+        self.gloo, self.team = gloo, team
+        self.buffers = Buffers()
+        self.queue = Queue(team, idle_cores=idle_cores)
+        self._reductions: dict[Any, tuple[Call, Any]] = _Bounded()
+        self._movements: dict[Any, Call] = _Bounded()
+        self._name = self._description = ""
+
+    # --- what torch asks ------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:
+        return "hora"
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    def _set_default_timeout(self, timeout: datetime.timedelta) -> None:
+        self.team.timeout = timeout.total_seconds()
+        self.gloo._set_default_timeout(timeout)
+
+    def abort(self) -> None:
+        """End what is under way, and refuse what comes later."""
+        self.team.fail("The group was aborted.")
+
+    def shutdown(self) -> None:
+        self.team.leave()
+        self.queue.close("The group was destroyed.")
+        self.team.close()
+
+    # --- collectives ----------------------------------------------------------------------------
+
+    @_collective
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
+        opts = dist.AllreduceOptions() if opts is None else opts
+        if not is_plain(tensors):
+            return self.gloo.allreduce(tensors, opts)
+        if len(tensors) == 1:
+            (tensor,) = tensors
+            flat = vector(tensor)
+            if flat is not None:
+                call, op = self._reduction("all_reduce", tensor, opts.reduceOp)
+                steps = algorithms.all_reduce(self.team, call, flat, op, self.buffers)
+                return self._run(steps, call, opts, tensors)
+        return self._all_reduce(tensors, opts)
+
+    @_collective
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> Any:
+        if not is_plain(tensors):
+            return self.gloo.allreduce_coalesced(tensors, opts)
+        return self._all_reduce(tensors, opts)
+
+    def _all_reduce(self, tensors: Tensors, opts: Any) -> Any:
+        calls = [self._reduction("all_reduce", tensor, opts.reduceOp) for tensor in tensors]
+
+        def steps() -> Steps:
+            for tensor, (call, op) in zip(tensors, calls, strict=True):
+                with Flat(tensor) as flat:
+                    yield from algorithms.all_reduce(self.team, call, flat, op, self.buffers)
+
+        return self._run(steps(), calls[0][0], opts, tensors)
+
+    @_collective
+    def reduce(self, tensors: Tensors, opts: Any) -> Any:
+        if not is_plain(tensors):
+            return self.gloo.reduce(tensors, opts)
+        (tensor,) = tensors
+        call, op = self._reduction("reduce", tensor, opts.reduceOp, f" to {opts.rootRank}")
+
+        def steps() -> Steps:
+            with Flat(tensor) as flat:
+                yield from algorithms.reduce(self.team, call, flat, opts.rootRank, op)
+
+        return self._run(steps(), call, opts, tensors)
+
+    @_collective
+    def broadcast(self, tensors: Tensors, opts: Any) -> Any:
+        if not is_plain(tensors):
+            return self.gloo.broadcast(tensors, opts)
+        (tensor,) = tensors
+        call = self._movement("broadcast", tensor, f" from {opts.rootRank}")
+
+        def steps() -> Steps:
+            with Flat(tensor) as flat:
+                yield from algorithms.broadcast(self.team, call, flat, opts.rootRank)
+
+        return self._run(steps(), call, opts, tensors)
+
+    @_collective
+    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
+        opts = AllgatherOptions() if opts is None else opts
+        if not is_plain(inputs):
+            return self.gloo.allgather(outputs, inputs, opts)
+        return self._gather_all([list(outputs[0])], list(inputs), opts, outputs)
+
+    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
+        return self.all_gather_single_coalesced([output], [input], opts)
+
+    all_gather_single = _allgather_base
+
+    @_collective
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
+        opts = AllgatherOptions() if opts is None else opts
+        if not is_plain(inputs):
+            return self.gloo.allgather_into_tensor_coalesced(outputs, inputs, opts)
+        parts = [parts_of(output, self.size()) for output in outputs]
+        return self._gather_all(parts, inputs, opts, outputs)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    @_collective
+    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
+        opts = AllgatherOptions() if opts is None else opts
+        if not is_plain(inputs):
+            return self.gloo.allgather_coalesced(outputs, inputs, opts)
+        # The outer list is the ranks', the inner one the tensors'.
+        return self._gather_all([list(each) for each in zip(*outputs, strict=True)], inputs, opts, outputs)
+
+    def _gather_all(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any, result: Any) -> Any:
+        calls = [self._movement("all_gather", tensor) for tensor in inputs]
+
+        def steps() -> Steps:
+            for parts, tensor, call in zip(outputs, inputs, calls, strict=True):
+                with Flats(parts) as flats:
+                    yield from algorithms.all_gather(self.team, call, flats, source(tensor), self.buffers)
+
+        return self._run(steps(), calls[0], opts, result)
+
+    @_collective
+    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
+        if not is_plain(inputs):
+            return self.gloo.gather(outputs, inputs, opts)
+        (tensor,) = inputs
+        call = self._movement("gather", tensor, f" to {opts.rootRank}")
+
+        def steps() -> Steps:
+            with Flats(outputs[0] if outputs else []) as flats:
+                yield from algorithms.gather(self.team, call, flats or None, source(tensor), opts.rootRank)
+
+        return self._run(steps(), call, opts, outputs)
+
+    @_collective
+    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Any:
+        if not is_plain(outputs):
+            return self.gloo.scatter(outputs, inputs, opts)
+        (tensor,) = outputs
+        call = self._movement("scatter", tensor, f" from {opts.rootRank}")
+
+        def steps() -> Steps:
+            sources = [source(each) for each in inputs[0]] if inputs else None
+            with Flat(tensor) as flat:
+                yield from algorithms.scatter(self.team, call, flat, sources, opts.rootRank)
+
+        return self._run(steps(), call, opts, outputs)
+
+    @_collective
+    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Any:
+        opts = dist.ReduceScatterOptions() if opts is None else opts
+        if not is_plain(outputs):
+            return self.gloo.reduce_scatter(outputs, inputs, opts)
+        return self._scatter_all(outputs, [list(each) for each in inputs], opts)
+
+    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
+
+    reduce_scatter_single = _reduce_scatter_base
+
+    @_collective
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
+        opts = dist.ReduceScatterOptions() if opts is None else opts
+        if not is_plain(outputs):
+            return self.gloo.reduce_scatter_tensor_coalesced(outputs, inputs, opts)
+        parts = [parts_of(source(tensor), self.size()) for tensor in inputs]
+        return self._scatter_all(outputs, parts, opts)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _scatter_all(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Any:
+        calls = [self._reduction("reduce_scatter", tensor, opts.reduceOp) for tensor in outputs]
+
+        def steps() -> Steps:
+            for tensor, parts, (call, op) in zip(outputs, inputs, calls, strict=True):
+                with Flat(tensor) as flat:
+                    yield from algorithms.reduce_scatter(
+                        self.team, call, flat, [source(part) for part in parts], op=op, buffers=self.buffers
+                    )
+
+        return self._run(steps(), calls[0][0], opts, outputs)
+
+    @_collective
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: Any = None,
+    ) -> Any:
+        opts = dist.AllToAllOptions() if opts is None else opts
+        if not is_plain([output, input]):
+            return self.gloo.alltoall_base(output, input, output_splits, input_splits, opts)
+        outputs = split_rows(output, output_splits, self.size())
+        return self.alltoall(outputs, split_rows(input, input_splits, self.size()), opts)
+
+    alltoall_base = all_to_all_single
+
+    @_collective
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
+        opts = dist.AllToAllOptions() if opts is None else opts
+
+        def steps() -> Steps:
+            with Flats(outputs) as flats:
+                yield from algorithms.all_to_all(
+                    self.team,
+                    _ALL_TO_ALL,
+                    [flat.view(torch.uint8) for flat in flats],
+                    [source(tensor).view(torch.uint8) for tensor in inputs],
+                )
+
+        return self._run(steps(), _ALL_TO_ALL, opts, outputs)
+
+    @_collective
+    def barrier(self, opts: Any = None) -> Any:
+        opts = dist.BarrierOptions() if opts is None else opts
+        return self._run(algorithms.barrier(self.team, _BARRIER), _BARRIER, opts, [])
+
+    # --- messages between two ranks -------------------------------------------------------------
+
+    def send(self, tensors: Tensors, rank: int, tag: int = 0) -> Any:
+        return self.gloo.send(tensors, rank, tag)
+
+    def recv(self, tensors: Tensors, rank: int, tag: int = 0) -> Any:
+        return self.gloo.recv(tensors, rank, tag)
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
+        return self.gloo.recv_anysource(tensors, tag)
+
+    # --- shared vectors -------------------------------------------------------------------------
+
+    @_collective
+    def empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """A vector in memory that all ranks of the group share: collectives of it copy nothing.
+
+        All ranks call it alike. The memory is given back when no tensor uses it.
+        """
+        size = self.size()
+        stride = Buffer.stride_of(count * dtype.itemsize)
+        text = torch.zeros(256, dtype=torch.uint8, device="cpu")
+        segment = None
+        if self.rank() == 0:
+            segment, where = Segment.create(Buffer.size_of(stride, size))
+            line = where.encode()
+            text[: len(line)] = torch.frombuffer(bytearray(line), dtype=torch.uint8)
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor, options.asyncOp = 0, 0, False
+        self.broadcast([text], options)
+        if segment is None:
+            segment = Segment.open(bytes(text.tolist()).rstrip(b"\0").decode())
+        segment.prefer_huge_pages()
+        barrier = dist.BarrierOptions()
+        barrier.asyncOp = False
+        self.barrier(barrier)
+        segment.seal()
+        buffer = Buffer(self.buffers.next_number(), segment, stride=stride, index=self.rank(), size=size)
+        vector, owner = buffer.own(dtype, count)
+        self.buffers.add(buffer, owner)
+        return vector
+
+    # --- below ----------------------------------------------------------------------------------
+
+    def _run(self, steps: Steps, call: Call, opts: Any, result: Any) -> Any:
+        if opts.asyncOp:
+            return self.queue.start(steps, result, call.text)
+        self.queue.call(steps, call.text)
+        return DONE
+
+    def _reduction(self, name: str, tensor: torch.Tensor, op: Any, how: str = "") -> tuple[Call, Any]:
+        """What all ranks must call alike, and the operation's plain form."""
+        key = (name, tensor.dtype, tensor.numel(), op.op, how)
+        found = self._reductions.get(key)
+        if found is None:
+            kind = reducible(tensor.dtype, op)
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            found = Call.of(f"{name} {kind.name} of {tensor.numel()} elements of {dtype}{how}"), kind
+            self._reductions[key] = found
+        return found
+
+    def _movement(self, name: str, tensor: torch.Tensor, how: str = "") -> Call:
+        """As above, of data that is only moved: the number of bytes counts."""
+        key = (name, tensor.numel() * tensor.element_size(), how)
+        found = self._movements.get(key)
+        if found is None:
+            found = self._movements[key] = Call.of(f"{name} of {key[1]} bytes{how}")
+        return found
+
+
+class _Bounded(dict[Any, Any]):
+    """A cache that starts anew when it is full."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if len(self) >= 4096:
+            self.clear()
+        super().__setitem__(key, value)
+
+
+_ALL_TO_ALL, _BARRIER = Call.of("all_to_all"), Call.of("barrier")

@@ -1,0 +1,251 @@
+"""The ranks of one host in a group, and how they wait for each other.
+
+They share one segment: words that count arrivals, a line of words for each, and for each two *slots*,
+through which data passes piece by piece. All of them go through the same *phases*. In a phase everyone may
+write its slot of that phase, and then arrives; when all have, everyone may read all slots of it. The next
+phase uses the other slots, so nobody waits for slow readers before it writes: two phases later all of them
+have arrived once more, which they do after reading.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch.distributed import DistBackendError
+
+from hora.torch.engines import _futex
+from hora.torch.engines._memory import NONCE, Segment
+
+__all__ = ["SLOT", "Broken", "Team"]
+
+SLOT = 1 << 20
+"""Bytes of a slot: two of them and what they come from or go to fit a level-2 cache."""
+
+SPINS = 100
+"""Looks at a word before a rank sleeps on it, where every rank has a core: a few microseconds."""
+
+SLICE = 0.2
+"""Seconds after which a sleeping rank looks whether the others are alive."""
+
+WORDS = 4
+"""Words that count arrivals, used in turn: one is cleared while the others may still be looked at."""
+
+_LINE = 64
+"""Bytes of a cache line: words that different ranks write lie on different ones."""
+
+_ROW = 1024
+"""Bytes of each rank's own words."""
+
+_PAGE = 4096
+_TEXT = 512
+_STATE, _PID, _BORN, _ARRIVED = range(4)
+_HERE, _LEFT = 1, 2
+
+FREE = 2
+"""The first place of each rank that is free for what the collectives tell; each has a word per parity."""
+
+
+class Broken(RuntimeError):
+    """The team cannot go on: the ranks called different collectives, or one did not come in time."""
+
+
+class Team:
+    """This process among the ranks of its host.
+
+    Args:
+        segment: of :meth:`size_of` bytes, the same for all.
+        index: this rank's number among the members.
+        members: what they are called in messages: their ranks in the job.
+        cores: processors that the members may use.
+        timeout: seconds that one waits for the others.
+    """
+
+    def __init__(
+        self, segment: Segment, *, index: int, members: Sequence[int], cores: int, timeout: float
+    ) -> None:
+        self.segment, self.index, self.members = segment, index, list(members)
+        self.size = len(self.members)
+        self.timeout = timeout
+        self.phase = 0
+        self._spins = SPINS if self.size <= cores else 1
+        start = -(-NONCE // _LINE) * _LINE
+        self._words = segment.memory[start : start + WORDS * _LINE].cast("I")
+        self._addresses = [segment.address + start + word * _LINE for word in range(WORDS)]
+        self._control = segment.memory[start + WORDS * _LINE : start + (WORDS + 1) * _LINE].cast("I")
+        self._nobody = segment.address + start + (WORDS + 1) * _LINE  # a word on which nobody sleeps
+        rows = segment.memory[_PAGE : _PAGE + self.size * _ROW]
+        self._rows = rows.cast("q")
+        self._texts = [rows[i * _ROW + _TEXT : (i + 1) * _ROW] for i in range(self.size)]
+        self._slots = self._cut_slots()
+        self._views: dict[tuple[int, torch.dtype, int], list[torch.Tensor]] = {}
+        self._watched: select.poll | None = None
+        self._ended: set[int] = set()
+        self._pids: dict[int, int] = {}
+        self._failure: Exception | None = None
+        self._own = index * (_ROW // 8)
+        self._rows[self._own + _STATE] = _HERE
+        self._rows[self._own + _PID] = os.getpid()
+        self._rows[self._own + _BORN] = _birth(os.getpid())
+
+    @staticmethod
+    def size_of(members: int) -> int:
+        """Bytes of the segment of so many members."""
+        return _slots_start(members) + members * 2 * SLOT
+
+    # --- phases ---------------------------------------------------------------------------------
+
+    def arrive(self) -> None:
+        """This rank has written what it has to write in this phase."""
+        word = self.phase % WORDS
+        if self.index == 0:
+            self._words[(word + 1) % WORDS * 16] = 0
+        self.phase += 1
+        self._rows[self._own + _ARRIVED] = self.phase
+        _futex.arrive(self._addresses[word], self._nobody, last=self.size - 1)
+
+    def here(self) -> bool:
+        """Whether all have arrived in the phase in which this rank arrived last."""
+        word = (self.phase - 1) % WORDS * 16
+        words, size = self._words, self.size
+        for _ in range(self._spins):
+            if words[word] == size:
+                _futex.fence(self._nobody)
+                return True
+        return False
+
+    def sleep(self, seconds: float) -> bool:
+        """Sleep until all may have arrived, at most so many seconds; False if that took a while.
+
+        Raises:
+            Broken: a member has ended or left.
+        """
+        word = (self.phase - 1) % WORDS
+        value = self._words[word * 16]
+        if value == self.size:
+            return True
+        self.check()
+        limit = min(seconds, SLICE)
+        if _futex.sleep(self._addresses[word], value, limit):
+            return True
+        self._look()
+        return limit < SLICE
+
+    def missing(self) -> list[int]:
+        """The members that have not arrived in the phase in which this rank has."""
+        arrived = self._fixed(_ARRIVED)
+        return [self.members[i] for i in range(self.size) if arrived[i] < self.phase]
+
+    def check(self) -> None:
+        """Raise what has ended the team."""
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+
+    def fail(self, reason: str, *, lost: bool = False) -> None:
+        """This rank gives up: whoever waits here, in any thread, raises the reason.
+
+        Args:
+            reason: what has happened.
+            lost: whether another rank has gone, as every engine of torch reports that.
+        """
+        if self._failure is None:
+            self._failure = DistBackendError(reason) if lost else Broken(reason)
+        for address in self._addresses:
+            _futex.wake(address)
+
+    def leave(self) -> None:
+        """This rank will not come any more."""
+        self._rows[self._own + _STATE] = _LEFT
+
+    # --- words of each rank ---------------------------------------------------------------------
+
+    def tell(self, place: int, value: int) -> None:
+        """Write one of this rank's words that others may read in the phase that comes next."""
+        self._rows[self._own + 2 * place + (self.phase & 1)] = value
+
+    def told(self, place: int) -> list[int]:
+        """The word of each rank, in the phase in which all have arrived."""
+        rows, step, first = self._rows, _ROW // 8, 2 * place + (~self.phase & 1)
+        return [rows[i * step + first] for i in range(self.size)]
+
+    def _fixed(self, place: int) -> list[int]:
+        return [self._rows[i * (_ROW // 8) + place] for i in range(self.size)]
+
+    def describe(self, text: str) -> None:
+        """Leave a text for the others."""
+        line = text.encode()[: _ROW - _TEXT - 1]
+        self._texts[self.index][: len(line) + 1] = line + b"\0"
+
+    def described(self) -> list[str]:
+        return [bytes(text).split(b"\0", 1)[0].decode(errors="replace") for text in self._texts]
+
+    # --- slots ----------------------------------------------------------------------------------
+
+    def slots(self, dtype: torch.dtype, count: int) -> list[torch.Tensor]:
+        """The first ``count`` elements of every rank's slot of the phase that comes next."""
+        key = (self.phase & 1, dtype, count)
+        found = self._views.get(key)
+        if found is None:
+            if len(self._views) > 512:
+                self._views.clear()
+            found = [slot.view(dtype)[:count] for slot in self._slots[self.phase & 1]]
+            self._views[key] = found
+        return found
+
+    def _cut_slots(self) -> list[list[torch.Tensor]]:
+        start = _slots_start(self.size)
+        whole = self.segment.bytes[start : start + self.size * 2 * SLOT].view(2, self.size, SLOT)
+        return [list(whole[parity].unbind(0)) for parity in (0, 1)]
+
+    # --- who is alive ---------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Begin to watch the members' processes. All have made their :class:`Team` by now."""
+        self._watched = select.poll()
+        pids, births = self._fixed(_PID), self._fixed(_BORN)
+        for index, pid in enumerate(pids):
+            if index == self.index:
+                continue
+            try:
+                fd = os.pidfd_open(pid)
+            except ProcessLookupError:
+                self._ended.add(index)
+                continue
+            if _birth(pid) != births[index]:
+                os.close(fd)
+                self._ended.add(index)
+                continue
+            self._pids[fd] = index
+            self._watched.register(fd, select.POLLIN)
+
+    def close(self) -> None:
+        """Stop watching."""
+        for fd in self._pids:
+            os.close(fd)
+        self._pids.clear()
+        self._watched = None
+
+    def _look(self) -> None:
+        """Raise if somebody who has not arrived in this phase never will."""
+        if self._watched is not None:
+            self._ended |= {self._pids[fd] for fd, _ in self._watched.poll(0)}
+        arrived, states = self._fixed(_ARRIVED), self._fixed(_STATE)
+        missing = [i for i in range(self.size) if arrived[i] < self.phase]
+        ended = [self.members[i] for i in missing if i in self._ended]
+        left = [self.members[i] for i in missing if states[i] == _LEFT]
+        if ended or left:
+            how = "has ended" if ended else "has left the group"
+            self.fail(f"Rank {(ended or left)[0]} {how}, and would never come.", lost=True)
+            self.check()
+
+
+def _slots_start(members: int) -> int:
+    return _PAGE + -(-members * _ROW // _PAGE) * _PAGE
+
+
+def _birth(pid: int) -> int:
+    """When the process started, in the system's ticks: with its number, that names it for good."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])

@@ -1,0 +1,81 @@
+"""Tensors of any shape and memory order as the vectors that the engine's algorithms take."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["Flat", "Flats", "is_plain", "parts_of", "source", "split_rows", "vector"]
+
+Tensors = Sequence[torch.Tensor]
+
+
+def is_plain(tensors: Tensors) -> bool:
+    """Whether the engine takes these tensors."""
+    return all(tensor.is_cpu and tensor.layout is torch.strided for tensor in tensors)
+
+
+def vector(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor's own memory as a vector; None if it has gaps or another order.
+
+    ``data`` and not ``detach()``: the engine's writing does not count as a change that autograd must know of.
+    """
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        return None
+    if tensor.is_inference():  # it may be written in inference mode only, which is each thread's own
+        return _alias(tensor)
+    return tensor.data if tensor.dim() == 1 else tensor.data.view(-1)
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.numel() == 0:
+        return torch.empty(0, dtype=tensor.dtype, device="cpu")
+    memory = (ctypes.c_char * (tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr())
+    return torch.frombuffer(memory, dtype=tensor.dtype)
+
+
+def source(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's elements as a vector, copied where they are not one behind the other."""
+    return tensor.data.resolve_conj().resolve_neg().reshape(-1)
+
+
+class Flat:
+    """A tensor as a vector that may be overwritten; what is written arrives in the tensor."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def __enter__(self) -> torch.Tensor:
+        flat = vector(self._tensor)
+        self._copy = None if flat is not None else source(self._tensor).clone()
+        return self._copy if flat is None else flat  # type: ignore[return-value]
+
+    def __exit__(self, kind: Any, *rest: Any) -> None:
+        if kind is None and self._copy is not None:
+            self._tensor.data.copy_(self._copy.view(self._tensor.shape))
+
+
+class Flats:
+    """Several of them."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._all = [Flat(tensor) for tensor in tensors]
+
+    def __enter__(self) -> list[torch.Tensor]:
+        return [each.__enter__() for each in self._all]
+
+    def __exit__(self, kind: Any, *rest: Any) -> None:
+        for each in self._all:
+            each.__exit__(kind, *rest)
+
+
+def parts_of(tensor: torch.Tensor, size: int) -> list[torch.Tensor]:
+    """A vector for each rank, of a tensor that holds them one behind the other."""
+    return list(tensor.data.view(-1).chunk(size)) if tensor.numel() else [tensor.data.view(-1)] * size
+
+
+def split_rows(tensor: torch.Tensor, splits: Sequence[int], size: int) -> list[torch.Tensor]:
+    return list(torch.split(tensor.data, list(splits) if splits else tensor.shape[0] // size))
