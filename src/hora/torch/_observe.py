@@ -31,6 +31,7 @@ class Calls:
 
     def __init__(self, guard: Guard, set_id: int, members: Sequence[int]) -> None:
         self._guard, self._set_id, self._members = guard, set_id, members
+        self._stalled: tuple[int, int] | None = None
 
     def enter(self, what: str) -> tuple[int, int] | None:
         """Note a call, unless one of Hora's own collectives makes it."""
@@ -49,11 +50,15 @@ class Calls:
         return self._guard.reporter.enter(key, describe, set_id=self._set_id, members=self._members)
 
     def stalled(self, place: tuple[int, int]) -> None:
-        reporter = self._guard.reporter
-        reporter.slot.phase(Phase.WAITING, *place, time.monotonic())
+        """Show that this rank waits: only now, as most waits are short."""
+        if self._stalled != place:
+            self._stalled = place
+            self._guard.reporter.slot.phase(Phase.WAITING, *place, time.monotonic())
 
     def resumed(self, place: tuple[int, int]) -> None:
-        self._guard.reporter.slot.phase(Phase.RUNNING, *place, time.monotonic())
+        if self._stalled == place:
+            self._stalled = None
+            self._guard.reporter.slot.phase(Phase.RUNNING, *place, time.monotonic())
 
     def explain(self, error: Exception) -> Any:
         return error if isinstance(error, VerdictError) else self._guard.reporter.explain(error)

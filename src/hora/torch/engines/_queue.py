@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from hora.torch.engines._algorithms import Steps
-from hora.torch.engines._team import Broken, Team
+from hora.torch.engines._team import Team
 
 __all__ = ["DONE", "Observer", "Operation", "Queue"]
 
@@ -58,7 +58,6 @@ class Operation(dist.Work):
         self.done = False
         self.error: BaseException | None = None
         self.waited = 0.0
-        self.stalled = False
         self._queue, self._tensors = queue, tensors
         self._future: torch.futures.Future[Any] | None = None
 
@@ -72,7 +71,7 @@ class Operation(dist.Work):
             with torch.inference_mode(False):  # the engine's own memory was made outside
                 self._queue.run(self, timeout.total_seconds() if timeout > timedelta() else None)
         if self.error is not None:
-            raise self._queue.explain(self.error, self.place)
+            raise self.error
         return True
 
     def is_completed(self) -> bool:
@@ -93,9 +92,11 @@ class Operation(dist.Work):
     def get_future(self) -> torch.futures.Future[Any]:
         with self._queue.lock_of_futures:
             if self._future is None:
-                self._future = torch.futures.Future()
+                self._ended: torch.futures.Future[None] = torch.futures.Future()
+                # C++ is told of an error by a callback that raises; of `set_exception` it knows nothing.
+                self._future = self._ended.then(self._outcome)
                 if self.done:
-                    self._settle(self._future)
+                    self._ended.set_result(None)
                 else:
                     self._queue.hurry()  # whoever waits for it in C++ cannot help
             return self._future
@@ -104,17 +105,15 @@ class Operation(dist.Work):
         """It has ended."""
         with self._queue.lock_of_futures:
             self.error, self.done = error, True
-            if self.stalled:
-                self._queue._resume(self.place)
+            self._queue._resume(self.place)
             self.steps.close()
             if self._future is not None:
-                self._settle(self._future)
+                self._ended.set_result(None)
 
-    def _settle(self, future: torch.futures.Future[Any]) -> None:
-        if self.error is None:
-            future.set_result(self._tensors)
-        else:
-            future.set_exception(self.error if isinstance(self.error, Exception) else Broken(str(self.error)))
+    def _outcome(self, _: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self._tensors
 
 
 class _Done(dist.Work):
@@ -174,8 +173,13 @@ class Queue:
 
     def start(self, steps: Steps, tensors: Any, what: str) -> Operation:
         """Call a collective; it goes on by itself."""
-        place = None if self.observer is None else self.observer.enter(what)
-        operation = Operation(self, steps, tensors, what, place=place)
+        operation = Operation(self, steps, tensors, what)
+        if self.observer is not None:
+            try:
+                operation.place = self.observer.enter(what)
+            except Exception as error:  # noqa: BLE001 - raised by wait(): C++ that calls could not bear it here
+                operation.end(error)
+                return operation
         with self._turn:
             self._pending.append(operation)
             free = not self._driven
@@ -241,20 +245,21 @@ class Queue:
             return error
         return self.observer.explain(error)
 
-    def _sleep(self, seconds: float, place: Any) -> bool:
-        """Wait for the other ranks; whether that takes long, of which the observer is told."""
-        if self.team.sleep(seconds) or self.observer is None or place is None:
-            return False
-        self.observer.stalled(place)
-        return True
+    def _sleep(self, seconds: float, place: Any) -> None:
+        """Wait for the other ranks; if that takes long, the observer is told."""
+        if self.team.sleep(seconds):
+            return
+        if self.observer is not None and place is not None:
+            self.observer.stalled(place)
+        self.team.look()
 
     def _resume(self, place: Any) -> None:
-        if self.observer is not None:
+        if self.observer is not None and place is not None:
             self.observer.resumed(place)
 
     def _finish(self, steps: Steps, what: str, place: Any) -> None:
         """Run the steps of one collective, waiting where they say so."""
-        team, began, stalled = self.team, 0.0, False
+        team, began = self.team, 0.0
         try:
             team.check()
             for _ in steps:
@@ -262,7 +267,7 @@ class Queue:
                 began = began or now
                 if now - began > team.timeout:
                     team.fail(_overdue(team, what))
-                stalled |= self._sleep(team.timeout, place)
+                self._sleep(team.timeout, place)
         except BaseException as error:
             team.fail(f"{what} ended by {type(error).__name__}: {error}")
             cause = self.explain(error, place)
@@ -270,8 +275,7 @@ class Queue:
                 raise
             raise cause from error
         finally:
-            if stalled:
-                self._resume(place)
+            self._resume(place)
 
     def _advance(self, deadline: float, *, until: Operation | None = None, wait: bool = True) -> None:
         """Go on with what is pending: to the operation, until the deadline, or as far as it goes at once."""
@@ -288,13 +292,14 @@ class Queue:
                         return
                     if operation.waited > team.timeout:
                         team.fail(_overdue(team, operation.what))
-                    operation.stalled |= self._sleep(deadline - now, operation.place)
+                    self._sleep(deadline - now, operation.place)
                     operation.waited += time.monotonic() - now
             except BaseException as error:
                 team.fail(f"{operation.what} ended by {type(error).__name__}: {error}")
+                cause = self.explain(error, operation.place)
                 with self._turn:
                     self._pending.popleft()
-                    operation.end(error)
+                    operation.end(cause)
                     self._turn.notify_all()
                 if not isinstance(error, Exception):
                     raise

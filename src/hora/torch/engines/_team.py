@@ -118,10 +118,10 @@ class Team:
         return False
 
     def sleep(self, seconds: float) -> bool:
-        """Sleep until all may have arrived, at most so many seconds; False if that took a while.
+        """Sleep until all may have arrived, at most so many seconds; False if that takes a while.
 
         Raises:
-            Broken: a member has ended or left.
+            Broken: what has ended the team.
         """
         word = (self.phase - 1) % WORDS
         value = self._words[word * 16]
@@ -129,10 +129,7 @@ class Team:
             return True
         self.check()
         limit = min(seconds, SLICE)
-        if _futex.sleep(self._addresses[word], value, limit):
-            return True
-        self._look()
-        return limit < SLICE
+        return _futex.sleep(self._addresses[word], value, limit) or limit < SLICE
 
     def missing(self) -> list[int]:
         """The members that have not arrived in the phase in which this rank has."""
@@ -228,8 +225,8 @@ class Team:
         self._pids.clear()
         self._watched = None
 
-    def _look(self) -> None:
-        """Raise if somebody who has not arrived in this phase never will."""
+    def look(self) -> None:
+        """After a while: raise DistBackendError if somebody who has not arrived in this phase never will."""
         if self._watched is not None:
             self._ended |= {self._pids[fd] for fd, _ in self._watched.poll(0)}
         arrived, states = self._fixed(_ARRIVED), self._fixed(_STATE)
