@@ -17,7 +17,7 @@ import hora.torch as hora
 def tokenize(text, seconds):
     words, until = 0, time.monotonic() + seconds
     while time.monotonic() < until:
-        words += len(text.split())  # <- here
+        words += sum(len(text.split()) for _ in range(1000))  # <- here
     return words
 
 
