@@ -16,10 +16,10 @@ from tests.ranks import RankFailure, ranks, run_ranks
 
 import hora.torch as hora
 from hora.core.errors import CollectiveError
-from hora.torch.engines import Group
+from hora.torch.engines import LARGE, Group
 from hora.torch.engines._team import SLOT
 
-SIZES = [0, 1, 5, 1000, SLOT // 8 - 1, SLOT // 8, SLOT // 8 + 1, SLOT // 4 + 77]
+SIZES = [0, 1, 5, 1000, LARGE // 8, LARGE // 8 + 1, SLOT // 8, SLOT // 8 + 1, SLOT // 4 + 77]
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
 UNSIGNED = [torch.uint16, torch.uint32, torch.uint64]

@@ -14,7 +14,7 @@ from hora.torch._buckets import Bucket
 from hora.torch._compression import Compression, Compressor
 from hora.torch._process_sets import ProcessSet
 from hora.torch._request import ReduceOp
-from hora.torch.engines import SLOT, Group
+from hora.torch.engines import LARGE, Group
 
 __all__ = ["GradientCompression", "Rule", "Sent"]
 
@@ -100,7 +100,7 @@ class Rule:
         if bucket.seated or self.size == 1:
             return
         group = self.process_set.group
-        if isinstance(group, Group) and self.compression is Compression.none and bucket.bytes > SLOT:
+        if isinstance(group, Group) and self.compression is Compression.none and bucket.bytes > LARGE:
             bucket.seat(group.empty)
 
     def send(self, bucket: Bucket, wait: Callable[[Any, torch.device], None]) -> Sent:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
+from hora.torch.engines._algorithms import LARGE
 from hora.torch.engines._create import create
 from hora.torch.engines._group import Group
-from hora.torch.engines._team import SLOT
 
-__all__ = ["SLOT", "Group", "create"]
+__all__ = ["LARGE", "Group", "create"]
 
 if "HORA" not in dist.Backend._plugins:
     dist.Backend.register_backend("hora", create, extended_api=True, devices=["cpu"])

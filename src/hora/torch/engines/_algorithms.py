@@ -42,8 +42,12 @@ DIRECT = 3
 SMALL = 1 << 13
 """Bytes up to which more ranks do so too."""
 
-BLOCK = 1 << 17
-"""Bytes that are reduced and given to the others at a time: they stay in the cache between the two."""
+LARGE = 1 << 18
+"""Bytes above which ranks first tell each other where their data lies: it may need no copying."""
+
+BLOCK = 1 << 20
+"""Bytes that are reduced and given to the others at a time. Smaller ones cost more calls, larger ones leave
+the cache between the two; measured from 32 KiB to the whole."""
 
 _NUMBER, _PLACE, _PIECES = FREE, FREE + 1, FREE + 2
 
@@ -73,7 +77,7 @@ def barrier(team: Team, call: Call) -> Steps:
 def all_reduce(team: Team, call: Call, flat: torch.Tensor, op: Any, buffers: Buffers) -> Steps:
     """Replace ``flat`` by the reduction of all ranks' vectors."""
     count, width, me = flat.numel(), flat.element_size(), team.index
-    begun = count * width > SLOT
+    begun = count * width > LARGE
     if begun:
         views = yield from _in_place(team, call, [flat], buffers)
         if views is not None:
@@ -152,7 +156,7 @@ def all_gather(
     team: Team, call: Call, outputs: Sequence[torch.Tensor], flat: torch.Tensor, buffers: Buffers
 ) -> Steps:
     """Fill ``outputs``, one for each rank, with the ranks' vectors, which are equally long."""
-    begun = flat.numel() * flat.element_size() > SLOT
+    begun = flat.numel() * flat.element_size() > LARGE
     if begun:
         views = yield from _in_place(team, call, [flat], buffers)
         if views is not None:
@@ -220,7 +224,7 @@ def reduce_scatter(
     is looked for in the buffers.
     """
     count, width, me = output.numel(), output.element_size(), team.index
-    begun = count * width * team.size > SLOT
+    begun = count * width * team.size > LARGE
     if begun:
         views = yield from _in_place(team, call, inputs, buffers)
         if views is not None:
