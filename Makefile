@@ -54,8 +54,8 @@ $(READY):
 	@rm -f $(VENV)/ready-*
 	@touch $@
 
-# A real browser for the report, a real mpirun, and all of Fashion-MNIST. Without root the tests say what is missing.
-SYSTEM := chromium fonts-dejavu-core mpich dataset-fashion-mnist
+# A real browser for the report, a real mpirun, hosts made of network namespaces, and all of Fashion-MNIST. Without root the tests say what is missing.
+SYSTEM := chromium fonts-dejavu-core mpich iproute2 dataset-fashion-mnist
 system:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! dpkg -s $(SYSTEM) >/dev/null 2>&1; then \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SYSTEM); \

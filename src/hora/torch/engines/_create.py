@@ -16,6 +16,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from hora.torch.engines import _futex
 from hora.torch.engines._group import Group
+from hora.torch.engines._hosts import LEADER, HostsGroup
 from hora.torch.engines._memory import Segment
 from hora.torch.engines._team import Team
 
@@ -37,30 +38,51 @@ def create(options: Any, _: Any = None) -> Any:
     members = list(options.global_ranks_in_group) or list(range(size))
     gloo = dist.ProcessGroupGloo(PrefixStore("gloo", options.store), rank, size, timeout=timeout)
     gloo._set_sequence_number_for_group()
-    hosts = _gather(gloo, _host())
-    if len(set(hosts)) > 1:
+    names = _gather(gloo, _host())
+    hosts = [[rank for rank in range(size) if names[rank] == name] for name in dict.fromkeys(names)]
+    if len(hosts) == size > 1:
+        return gloo  # one rank on each host
+    team = _share(gloo, next(host for host in hosts if rank in host), members, timeout)
+    if team is None:
         return gloo
-    return _on_one_host(gloo, members, timeout) or gloo
+    cores = len(os.sched_getaffinity(0))
+    idle = cores >= team.size * (torch.get_num_threads() + 1)
+    if len(hosts) == 1:
+        return Group(gloo, team, idle_cores=idle)
+    leaders = None
+    if team.index == LEADER:
+        store = PrefixStore("leaders", options.store)
+        place = next(place for place, host in enumerate(hosts) if rank in host)
+        leaders = dist.ProcessGroupGloo(store, place, len(hosts), timeout=timeout)
+    return HostsGroup(gloo, team, idle_cores=idle, hosts=hosts, leaders=leaders)
 
 
-def _on_one_host(gloo: Any, members: Sequence[int], timeout: datetime.timedelta) -> Group | None:
-    rank, size = gloo.rank(), gloo.size()
+def _share(
+    gloo: Any, host: Sequence[int], members: Sequence[int], timeout: datetime.timedelta
+) -> Team | None:
+    """This rank among those of its host; None if some ranks of the group cannot share memory."""
+    rank, size = gloo.rank(), len(host)
     segment, where, problem = None, "", ""
-    if rank == 0:
+    if rank == host[LEADER]:
         try:
             segment, where = Segment.create(Team.size_of(size))
         except OSError as error:
             problem = str(error)
-    where = _gather(gloo, where)[0]
-    if rank > 0 and where:
+    where = _gather(gloo, where)[host[LEADER]]
+    if rank != host[LEADER] and where:
         try:
             segment = Segment.open(where)
         except OSError as error:
             problem = str(error)
-    cores = len(os.sched_getaffinity(0))
     team = None
     if segment is not None:
-        team = Team(segment, index=rank, members=members, cores=cores, timeout=timeout.total_seconds())
+        team = Team(
+            segment,
+            index=host.index(rank),
+            members=[members[each] for each in host],
+            cores=len(os.sched_getaffinity(0)),
+            timeout=timeout.total_seconds(),
+        )
     problems = [text for text in _gather(gloo, problem) if text]
     if segment is not None:
         segment.seal()
@@ -68,7 +90,7 @@ def _on_one_host(gloo: Any, members: Sequence[int], timeout: datetime.timedelta)
         _log.warning("The ranks cannot share memory, so Gloo carries their data: %s", problems[:1])
         return None
     team.watch()
-    return Group(gloo, team, idle_cores=cores >= size * (torch.get_num_threads() + 1))
+    return team
 
 
 def _host() -> str:

@@ -60,10 +60,13 @@ class Group(dist.ProcessGroup):
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
         self.gloo, self.team = gloo, team
         self.buffers = Buffers()
-        self.queue = Queue(team, idle_cores=idle_cores)
+        self.queue = self._queue(idle_cores)
         self._reductions: dict[Any, tuple[Call, Any]] = _Bounded()
         self._movements: dict[Any, Call] = _Bounded()
         self._name = self._description = ""
+
+    def _queue(self, idle_cores: bool) -> Queue:
+        return Queue(self.team, idle_cores=idle_cores)
 
     # --- what torch asks ------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from torch.distributed import ReduceOp
 
 from hora.core.errors import CollectiveError
 
-__all__ = ["reduce_into", "reducible"]
+__all__ = ["divide", "reduce_into", "reducible"]
 
 Fold = Callable[..., torch.Tensor]
 
@@ -98,7 +98,7 @@ def reduce_into(output: torch.Tensor, sources: Sequence[torch.Tensor], kind: Any
     for source in sources[2:]:
         fold(output, source, out=output)
     if kind == _AVG:
-        _divide(output, len(sources))
+        divide(output, len(sources))
 
 
 def _reduce_unsigned(output: torch.Tensor, sources: Sequence[torch.Tensor], kind: Any, fold: Fold) -> None:
@@ -116,7 +116,8 @@ def _reduce_unsigned(output: torch.Tensor, sources: Sequence[torch.Tensor], kind
     output.view(signed).copy_(result)
 
 
-def _divide(tensor: torch.Tensor, count: int) -> None:
+def divide(tensor: torch.Tensor, count: int) -> None:
+    """Make a sum of so many an average; integers are cut towards zero."""
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         tensor.div_(count)
     else:

@@ -135,10 +135,12 @@ class Queue:
     Args:
         team: who takes part.
         idle_cores: whether the host has cores on which nothing computes.
+        alone: whether only the thread goes on with what was started: a collective may block.
     """
 
-    def __init__(self, team: Team, *, idle_cores: bool) -> None:
+    def __init__(self, team: Team, *, idle_cores: bool, alone: bool = False) -> None:
         self.team = team
+        self._alone = alone
         self.lock_of_futures = threading.Lock()
         self._grace = 0.0 if idle_cores else GRACE
         self._pending: collections.deque[Operation] = collections.deque()
@@ -182,8 +184,8 @@ class Queue:
                 return operation
         with self._turn:
             self._pending.append(operation)
-            free = not self._driven
-            self._driven = True
+            free = not self._driven and not self._alone
+            self._driven |= free
         if free:
             try:
                 self._advance(0.0, wait=False)

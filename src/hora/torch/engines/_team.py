@@ -23,7 +23,7 @@ from hora.torch.engines._memory import NONCE, Segment
 __all__ = ["SLOT", "Broken", "Team"]
 
 SLOT = 1 << 21
-"""Bytes of a slot. What is larger passes in pieces: the fewer, the less waiting; two slots stay in the cache."""
+"""Bytes of a slot. What is larger passes in pieces: the fewer, the less waiting; two fit in the cache."""
 
 SPINS = 2000
 """Looks at a word before a rank sleeps on it, where every rank has a core: some 40 microseconds, about what
