@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+BENCH  := $(VENV)/bench-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 READY  := $(VENV)/ready-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 
 .PHONY: help train test check bench docs clean setup system
@@ -10,7 +11,7 @@ help:
 	@echo 'make train   train a ResNet to its target and write a report'
 	@echo 'make test    run every test'
 	@echo 'make check   format, lint, types, import directions, words'
-	@echo 'make bench   side by side against peers'
+	@echo 'make bench   side by side against peers, and one table; JSON files in runs/bench'
 	@echo 'make docs    the pages, into site/'
 	@echo 'make clean   what the others made, but for .venv and runs/'
 
@@ -27,14 +28,17 @@ check: setup
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_words.py
 
-bench: setup
-	$(BIN)/python benchmarks/launch_vs_torchrun.py
-	$(BIN)/python benchmarks/optimizer_vs_ddp.py
-	$(BIN)/python benchmarks/resnet_speed.py
-	$(BIN)/python benchmarks/train_vs_ddp.py
-	$(BIN)/python benchmarks/horovod_overhead.py
-	$(BIN)/python benchmarks/guard_cost.py
+RESULTS ?= runs/bench
+bench: $(BENCH)
+	$(BIN)/python benchmarks/start_up.py --json $(RESULTS)/start_up.json
+	$(BIN)/python benchmarks/collectives.py --ranks 2 4 8 --json $(RESULTS)/collectives.json
+	$(BIN)/python benchmarks/train_vs_peers.py --json $(RESULTS)/train_vs_peers.json
+	$(BIN)/python benchmarks/scaling.py --json $(RESULTS)/scaling.json
+	$(BIN)/python benchmarks/resnet_speed.py --json $(RESULTS)/resnet_speed.json
+	$(BIN)/python benchmarks/horovod_overhead.py --json $(RESULTS)/horovod_overhead.json
+	$(BIN)/python benchmarks/guard_cost.py --json $(RESULTS)/guard_cost.json
 	$(BIN)/python benchmarks/guard_judge.py
+	$(BIN)/python benchmarks/summary.py $(RESULTS)
 
 docs: setup
 	$(BIN)/mkdocs build --strict --site-dir site
@@ -52,6 +56,12 @@ $(READY):
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@rm -f $(VENV)/ready-*
+	@touch $@
+
+# The peers, which nothing but the benchmarks needs.
+$(BENCH): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
+	@rm -f $(VENV)/bench-*
 	@touch $@
 
 # A real browser for the report, a real mpirun, hosts made of network namespaces, and all of Fashion-MNIST. Without root the tests say what is missing.

@@ -1,22 +1,23 @@
 """What matching by name costs: a small named allreduce under --horovod, beside the same one natively.
 
-    python benchmarks/horovod_overhead.py [workers]
+    python benchmarks/horovod_overhead.py [--ranks 2] [--rounds 20]
 
-Prints the median, the 10th and the 90th percentile over rounds that alternate between the two. On a busy
-machine the 10th percentile comes nearest to what an idle one gives.
+The two take turns, round by round; a round's time is the median of its calls.
 """
 
 from __future__ import annotations
 
+import functools
 import statistics
-import sys
 import time
+from collections.abc import Callable
 
-ROUNDS = 20
+from _interleave import Report, arguments, duration, interleave, long_table, spread
+
 CALLS = 100
 
 
-def measure() -> dict[str, list[float]]:
+def measure(rounds: int) -> dict[str, list[float]]:
     import torch
 
     import hora.torch as hora
@@ -26,39 +27,46 @@ def measure() -> dict[str, list[float]]:
 
     torch.set_num_threads(1)
     hvd.init()
+    client = _session.session("allreduce").client
     tensor = torch.ones(16)
-    seconds: dict[str, list[float]] = {"named": [], "native": []}
-    for _ in range(ROUNDS):
-        for kind in ("named", "native"):
-            _request.use(_session.session("allreduce").client if kind == "named" else None)
-            function = hvd.allreduce if kind == "named" else hora.allreduce
-            for _ in range(5):
-                function(tensor, name="small")
-            for _ in range(CALLS):
-                start = time.perf_counter()
-                function(tensor, name="small")
-                seconds[kind].append(time.perf_counter() - start)
-            hora.barrier()
-    _request.use(_session.session("allreduce").client)
+
+    def seconds(function: Callable[..., object], named: bool) -> float:
+        _request.use(client if named else None)
+        for _ in range(5):
+            function(tensor, name="small")
+        found = []
+        for _ in range(CALLS):
+            start = time.perf_counter()
+            function(tensor, name="small")
+            found.append(time.perf_counter() - start)
+        hora.barrier()
+        return statistics.median(found)
+
+    measures = {
+        "named": functools.partial(seconds, hvd.allreduce, True),
+        "native": functools.partial(seconds, hora.allreduce, False),
+    }
+    found = interleave(measures, rounds)
+    _request.use(client)
     hvd.shutdown()
-    return seconds
+    return found
 
 
-def main() -> None:
+def main() -> int:
     import hora
 
-    workers = int(sys.argv[1]) if len(sys.argv) > 1 else 2
-    seconds = hora.run(measure, workers=workers)[0]
-    for kind, values in seconds.items():
-        tenths = statistics.quantiles(values, n=10)
-        shown = [
-            f"{share} {value * 1e6:6.0f} us"
-            for share, value in zip(("10 %", "90 %"), (tenths[0], tenths[-1]), strict=True)
-        ]
-        print(f"{kind:8} median {statistics.median(values) * 1e6:6.0f} us   {'   '.join(shown)}")
-    extra = statistics.median(seconds["named"]) - statistics.median(seconds["native"])
-    print(f"matching by name costs {extra * 1e6:.0f} us ({workers} workers)")
+    parser = arguments(__doc__)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=20)
+    given = parser.parse_args()
+    seconds = hora.run(measure, args=(given.rounds,), workers=given.ranks)[0]
+    report = Report("horovod_overhead", base="native")
+    report.add({"measure": "allreduce of 16 floats", "ranks": given.ranks}, seconds)
+    print(long_table(report.rows))
+    extra = [named - native for named, native in zip(seconds["named"], seconds["native"], strict=True)]
+    print(f"matching by name costs {spread(extra).text(duration)}")
+    return report.finish(given.json)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

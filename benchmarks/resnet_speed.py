@@ -3,15 +3,14 @@
     python benchmarks/resnet_speed.py [--rounds 9] [--micro-batch 64]
 
 The small net takes training steps on noise, the variants in turn within each round. CPU seconds of this
-process are compared, so that other work on the machine disturbs little. A ratio above 1 means that the
-measure helps; the workload takes what does.
+process are compared, so that other work on the machine disturbs little. A variant's ratio below 1 means that
+the workload's way, which is the first, is the faster one.
 """
 
 from __future__ import annotations
 
-import argparse
+import functools
 import os
-import statistics
 import time
 from collections.abc import Callable
 
@@ -20,6 +19,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 from torch.nn import functional as F
 
+from _interleave import Report, arguments, interleave, long_table
 from hora.torch.optim import LARS, decay_groups
 from hora.workloads.resnet.config import SMALL
 from hora.workloads.resnet.learner import compute_dtype
@@ -29,13 +29,13 @@ STEPS = 4
 Step = Callable[[], object]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def main() -> int:
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--micro-batch", type=int, default=64)
-    arguments = parser.parse_args()
+    given = parser.parse_args()
     torch.set_num_threads(1)
-    micro_batch = arguments.micro_batch
+    micro_batch = given.micro_batch
     dtype = compute_dtype("auto", torch.device("cpu"))
     print(f"compute type that is detected: {str(dtype).removeprefix('torch.')}; micro-batch {micro_batch}")
 
@@ -45,14 +45,17 @@ def main() -> None:
         "in float32": training_step(micro_batch, dtype=torch.float32),
         "in bfloat16": training_step(micro_batch, dtype=torch.bfloat16),
     }
-    report(steps, rounds=arguments.rounds, unit="training step")
+    report = Report("resnet_speed", base="as in the workload")
+    measure(report, "training step", steps, given.rounds)
     optimizers: dict[str, Step] = {
         "SGD, fused (as in the workload)": optimizer_step("fused"),
         "SGD, foreach": optimizer_step("foreach"),
         "SGD, one tensor after the other": optimizer_step("plain"),
         "LARS": optimizer_step("lars"),
     }
-    report(optimizers, rounds=arguments.rounds, unit="optimizer step")
+    measure(report, "optimizer step", optimizers, given.rounds)
+    print(long_table(report.rows))
+    return report.finish(given.json)
 
 
 def training_step(micro_batch: int, *, dtype: torch.dtype, channels_last: bool = True) -> Step:
@@ -98,25 +101,21 @@ def decay_groups_of_sgd(model: ResNet) -> list[dict[str, object]]:
     ]
 
 
-def report(steps: dict[str, Step], *, rounds: int, unit: str) -> None:
-    """Print each variant's CPU time, and its ratio to the first one, from the same rounds."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
+def measure(report: Report, what: str, steps: dict[str, Step], rounds: int) -> None:
+    """CPU seconds of a step of each variant, beside those of the first one."""
     for step in steps.values():  # allocates, and compiles kernels
         step()
         step()
-    for index in range(rounds):
-        for name in list(steps) if index % 2 == 0 else reversed(list(steps)):
-            start = time.process_time()
-            for _ in range(STEPS):
-                steps[name]()
-            times[name].append((time.process_time() - start) / STEPS)
-    first = next(iter(times.values()))
-    print(f"\n{unit:34} CPU time   slower than the workload's way, median (lowest to highest)")
-    for name, values in times.items():
-        ratios = [value / base for value, base in zip(values, first, strict=True)]
-        spread = f"{statistics.median(ratios):5.2f}   ({min(ratios):.2f} to {max(ratios):.2f})"
-        print(f"{name:34} {1000 * statistics.median(values):7.2f} ms  {spread}")
+    measures = {name: functools.partial(cpu_seconds, step) for name, step in steps.items()}
+    report.add({"measure": what}, interleave(measures, rounds), base=next(iter(steps)))
+
+
+def cpu_seconds(step: Step) -> float:
+    start = time.process_time()
+    for _ in range(STEPS):
+        step()
+    return (time.process_time() - start) / STEPS
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
