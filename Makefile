@@ -31,12 +31,16 @@ check: setup
 RESULTS ?= runs/bench
 bench: $(BENCH)
 	$(BIN)/python benchmarks/start_up.py --json $(RESULTS)/start_up.json
-	$(BIN)/python benchmarks/collectives.py --ranks 2 4 8 --json $(RESULTS)/collectives.json
+	$(BIN)/python benchmarks/collectives.py --json $(RESULTS)/collectives.json
+	$(BIN)/python benchmarks/collectives.py --ranks 4 8 --sizes 4 1KiB 64KiB 1MiB 16MiB 64MiB \
+	  --json $(RESULTS)/collectives-more-ranks.json
+	$(BIN)/python benchmarks/collectives.py --collectives reduce-scatter all-gather broadcast all-to-all \
+	  --sizes 4 64KiB 1MiB 16MiB 100MB --json $(RESULTS)/collectives-others.json
 	$(BIN)/python benchmarks/train_vs_peers.py --json $(RESULTS)/train_vs_peers.json
 	$(BIN)/python benchmarks/scaling.py --json $(RESULTS)/scaling.json
 	$(BIN)/python benchmarks/resnet_speed.py --json $(RESULTS)/resnet_speed.json
 	$(BIN)/python benchmarks/horovod_overhead.py --json $(RESULTS)/horovod_overhead.json
-	$(BIN)/python benchmarks/guard_cost.py --json $(RESULTS)/guard_cost.json
+	$(BIN)/python benchmarks/guard_cost.py
 	$(BIN)/python benchmarks/guard_judge.py
 	$(BIN)/python benchmarks/summary.py $(RESULTS)
 

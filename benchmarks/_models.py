@@ -24,7 +24,8 @@ class Model:
         make: the model; the seed is set before.
         batch: one rank's micro-batch of a generator's random numbers.
         blocks: types of the layers that FSDP2 shards one by one; none: the whole model at once.
-        optimizer: fused, which is the fastest that PyTorch has for the CPU.
+        optimizer: fused, which is the fastest that PyTorch has for the CPU. Its rate is so high that a few
+            steps without averaging would show in the loss.
         steps: steps in a burst, so that bursts of all models take about as long.
     """
 
@@ -109,7 +110,7 @@ MODELS = {
         make=lambda: ResNet(SMALL),
         batch=lambda generator: images(64, generator),
         optimizer=torch.optim.SGD,
-        arguments={"lr": 1e-3, "momentum": 0.9, "fused": True},
+        arguments={"lr": 1e-2, "momentum": 0.9, "fused": True},
         steps=4,
     ),
     "transformer": Model(
@@ -130,14 +131,14 @@ MODELS = {
         make=lambda: mlp(width=40, depth=80),
         batch=lambda generator: noise(40, generator),
         optimizer=torch.optim.SGD,
-        arguments={"lr": 1e-4, "momentum": 0.9, "fused": True},
+        arguments={"lr": 0.1, "momentum": 0.9, "fused": True},
         steps=20,
     ),
     "tiny": Model(
         make=lambda: mlp(width=16, depth=2),
         batch=lambda generator: noise(16, generator),
         optimizer=torch.optim.SGD,
-        arguments={"lr": 1e-2, "fused": True},
+        arguments={"lr": 0.1, "fused": True},
     ),
 }
 """By name. ``tiny`` is for tests of the benchmarks."""

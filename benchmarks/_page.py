@@ -121,7 +121,7 @@ def _plot_scaling(rows: Sequence[Row], path: Path) -> None:
                 label=name,
                 marker=".",
             )
-        panel.set(xscale="log", yscale="log", xlabel=over)
+        panel.set(xscale="log" if over == "parameters" else "linear", yscale="log", xlabel=over)
     panels[0].set(ylabel="seconds per step", title=f"{middle:,} parameters")
     panels[1].set(title=f"{ranks} ranks")
     panels[1].legend()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterable
@@ -19,7 +20,11 @@ from _jobs import Place
 from _models import Model
 from hora.core.world import World
 
-Step = Callable[[], Tensor]
+ALONE, APART = "one worker", "apart"
+"""Contenders that do not average."""
+
+LOSS_TOLERANCE = 1e-4
+"""Relative. Other orders of summing differ by some 1e-7, and missing averages by 1e-3 and more."""
 
 
 class Training:
@@ -154,8 +159,8 @@ def with_horovod(spec: Model, place: Place) -> Training:
 
 
 TRAINERS: dict[str, Trainer] = {
-    "one worker": one_worker,
-    "apart": one_worker,
+    ALONE: one_worker,
+    APART: one_worker,
     "Hora": with_hora,
     "Hora, sharded": with_sharded_hora,
     "DDP": with_ddp,
@@ -178,6 +183,16 @@ def missing(name: str) -> str | None:
     if name in packages and find_spec(packages[name]) is None:
         return f"{packages[name]} is not installed; write: pip install 'hora[bench]'"
     return None
+
+
+def different(losses: dict[str, float]) -> dict[str, str]:
+    """Contenders whose loss is not DDP's, and what it is; those that do not average may have any."""
+    return {
+        name: f"its loss is {loss:.6f}, that of DDP {losses['DDP']:.6f}"
+        for name, loss in losses.items()
+        if name not in (ALONE, APART) and "DDP" in losses
+        if not math.isclose(loss, losses["DDP"], rel_tol=LOSS_TOLERANCE)
+    }
 
 
 def peak_memory() -> int:

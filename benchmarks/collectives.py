@@ -30,6 +30,7 @@ import hora.torch as hora
 from _collectives import COLLECTIVES, prepared
 from _interleave import Report, arguments, interleave, wide_table
 from _jobs import Driver, Handler, Job, JobError, Message, Place, Run, bursts
+from _trainers import engine
 from hora.core.world import World
 
 SIZES = [4**power for power in range(1, 15)] + [100_000_000]
@@ -70,9 +71,10 @@ def start(driver: Driver, ranks: int, report: Report) -> list[Job]:
         for name in ("Hora", "Hora, in the engine"):
             report.leave_out(name, f"this version has no shared-memory engine ({ENGINE})")
     else:
-        jobs.append(driver.fork("Hora", ranks, shared_memory))
-        if buffer() is None:
-            report.leave_out("Hora, in the engine", f"there is no {ENGINE}.empty()")
+        try:
+            jobs.append(driver.fork("Hora", ranks, shared_memory))
+        except JobError as error:
+            report.leave_out("Hora", str(error), failed=True)
     # The wheel's mpiexec lies beside the interpreter; mpi4py loads the wheel's library.
     mpiexec = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
     if importlib.util.find_spec("mpi4py") is None or mpiexec is None:
@@ -142,6 +144,8 @@ def shared_memory(place: Place) -> Handler:
     os.environ |= {"HORA_ENGINE": "shared-memory", "HORA_STORE": place.store}
     hora.init(World(rank=place.rank, size=place.size, local_rank=place.rank, local_size=place.size))
     by = Collectives()
+    if engine() != "hora":
+        raise AssertionError(f"the engine is {engine()}")
 
     def prepare(case: Message) -> Mapping[str, Run]:
         runs = {"Hora": prepared(case["collective"], case["bytes"], by, by.empty)}
@@ -154,12 +158,14 @@ def shared_memory(place: Place) -> Handler:
 
 
 def buffer() -> Callable[[int], Tensor] | None:
-    """What makes a float32 buffer inside the engine's memory; None in a version that cannot.
+    """What makes a float32 buffer inside the engine's memory; None where it cannot.
 
     The one place that knows the engine's interface for such buffers.
     """
-    engines: Any = importlib.import_module(ENGINE)
-    return getattr(engines, "empty", None)
+    group: Any = dist.group.WORLD
+    if not hasattr(group, "empty"):
+        return None
+    return lambda count: group.empty(count, torch.float32)
 
 
 def parse_size(text: str) -> int:

@@ -6,14 +6,14 @@ Three trainings are measured, on synthetic data: the small ResNet of the workloa
 the same on so few tokens that a step is mostly overhead.
 Each job of ``hora run`` switches the guard off and on in turn, over as many steps as lie between two
 fingerprints, and compares rounds that lie next to each other. CPU seconds of rank 0 are compared, so that
-other work on the machine disturbs little. A ratio of 0.99 means that the guard takes 1 % of the step's time.
+other work on the machine disturbs little. A ratio of 1.01 means 1 % of the step's time.
 """
 
 from __future__ import annotations
 
-import functools
-import json
+import argparse
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,58 +27,57 @@ from torch import nn
 from torch.nn import functional as F
 
 import hora.torch as hora
-from _interleave import Report, arguments, interleave, long_table
 
 Step = Callable[[], None]
 MODELS = ("resnet", "transformer", "tiny")
-FOUND = "SECONDS PER STEP"
 
 
-def main() -> int:
-    parser = arguments(__doc__)
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--models", choices=MODELS, nargs="+", default=MODELS)
-    given = parser.parse_args()
+    parser.add_argument("--model", choices=MODELS)
+    arguments = parser.parse_args()
     if "HORA_RANK" in os.environ:
-        measure(given.models[0], rounds=given.rounds, steps=given.steps)
-        return 0
-    report = Report("guard_cost", base="guard off")
+        measure(arguments.model, rounds=arguments.rounds, steps=arguments.steps)
+        return
     with tempfile.TemporaryDirectory() as folder:
-        for model in given.models:
-            command = [sys.executable, "-m", "hora", "run", "-n", str(given.ranks)]
-            command += ["--run-dir", f"{folder}/{model}", __file__, "--models", model]
-            command += ["--rounds", str(given.rounds), "--steps", str(given.steps)]
+        for model in MODELS:
+            command = [sys.executable, "-m", "hora", "run", "-n", str(arguments.ranks)]
+            command += ["--run-dir", f"{folder}/{model}", __file__, "--model", model]
+            command += ["--rounds", str(arguments.rounds), "--steps", str(arguments.steps)]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
-            found = json.loads(done.stdout.partition(FOUND)[2].splitlines()[0])
-            report.add({"model": model, "ranks": given.ranks}, found)
-    print(long_table(report.rows))
-    return report.finish(given.json)
+            print("\n".join(line for line in done.stdout.splitlines() if "per step" in line), flush=True)
 
 
 def measure(model: str, *, rounds: int, steps: int) -> None:
-    """Print the CPU seconds per step by round, without the guard's checks and with them."""
+    """Print the ratio of the times per step with the guard's checks and without."""
     hora.init()
     torch.manual_seed(1)
     step = {"resnet": resnet, "transformer": transformer, "tiny": tiny}[model]()
     switch = Switch()
     for _ in range(2 * steps):  # past the first steps, in which more is looked at
         step()
-
-    def seconds(on: bool) -> float:
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for index in range(2 * rounds):
+        on = index % 4 in (0, 3)
         switch(on)
         hora.barrier()
         start = time.process_time()
         for _ in range(steps):
             step()
-        return (time.process_time() - start) / steps
-
-    measures = {"guard off": functools.partial(seconds, False), "guard on": functools.partial(seconds, True)}
-    found = interleave(measures, rounds)
+        times[on].append((time.process_time() - start) / steps)
     switch(True)
+    ratios = [on / off for on, off in zip(times[True], times[False], strict=True)]
     if hora.rank() == 0:
-        print(FOUND, json.dumps(found), flush=True)
+        quartiles = statistics.quantiles(ratios, n=4)
+        print(
+            f"{model:12} {1000 * statistics.median(times[False]):8.2f} ms per step without, "
+            f"with: x {statistics.median(ratios):.4f} (quartiles {quartiles[0]:.4f} to {quartiles[2]:.4f}); "
+            f"of the best rounds x {min(times[True]) / min(times[False]):.4f}",
+            flush=True,
+        )
 
 
 class Switch:
@@ -150,4 +149,4 @@ def transformer(*, batch: int = 16, tokens: int = 64) -> Step:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -82,12 +82,16 @@ def main() -> int:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """What each benchmark wrote, by its name, with its rows as ``Row``."""
+    """What each benchmark wrote, in however many calls, by its name, with its rows as ``Row``."""
     files: dict[str, Any] = {}
     for path in sorted(folder.glob("*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
         found["rows"] = [row_of(row) for row in found["rows"]]
-        files[found["benchmark"]] = found
+        earlier = files.setdefault(found["benchmark"], found)
+        if earlier is not found:
+            earlier["rows"] += found["rows"]
+            earlier["left_out"] |= found["left_out"]
+            earlier["command"] += "\n" + found["command"]
     return files
 
 
