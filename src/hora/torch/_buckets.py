@@ -17,7 +17,7 @@ FIRST_BUCKET_MB = 1.0
 
 SMALL = 16384
 """Elements below which a gradient is copied, all of a bucket in one call. Making a view and assigning it
-costs more than copying that much; measured with the benchmark ``optimizer_vs_ddp.py``."""
+costs more than copying that much; measured with the benchmark ``train_vs_peers.py``."""
 
 COUNTED = 128
 """Ranks whose ``join()`` is counted in one element: bfloat16 adds up to 256 ones exactly."""
