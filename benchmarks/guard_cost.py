@@ -1,103 +1,282 @@
-"""What the guard costs: times of a step with it and without, in turn, on one rank of two.
+"""What the guard costs: CPU time of a step with it and without, in turn, in one job.
 
-    python benchmarks/guard_cost.py [--rounds 15] [--steps 50] [--ranks 2]
+    python benchmarks/guard_cost.py [--seconds 40] [--ranks 2] [--model tiny] [--control] [--parts]
 
-Three trainings are measured, on synthetic data: the small ResNet of the workload, a small transformer, and
-the same on so few tokens that a step is mostly overhead.
-Each job of ``hora run`` switches the guard off and on in turn, over as many steps as lie between two
-fingerprints, and compares rounds that lie next to each other. CPU seconds of rank 0 are compared, so that
-other work on the machine disturbs little. A ratio of 1.01 means 1 % of the step's time.
+Three trainings are measured, on synthetic data out of torch's data loader: the small ResNet of the workload,
+a small transformer, and the same on so few tokens that a step is mostly overhead. It takes under 3 minutes.
+
+Each job of ``hora run`` makes its steps in pairs, one with the guard and one without, in random order. A
+step's time is the CPU time of the thread that trains, the mean over the ranks. Waiting for other ranks is not
+in it, so other work on the machine disturbs less, and the ratio is rather above than below that of durations.
+What disturbs both parts of a step alike is seen in the forward pass, in which the guard does nothing, and
+taken off. The ratio is that of means without the fifth of the pairs at each end, with an interval of 95 %
+from a bootstrap over pairs. 1.01 means that the guard takes 1 % of a step. Fingerprints are rare, so they are
+timed by themselves, and their mean per step is added.
+
+In it is all that the guard does in that thread: the board, the look at the gradients and the loss, the hooks
+of steps, backward and data loaders, and the fingerprints at their cadence. Not in it are the first 60 steps,
+in which more is looked at; the guard's own thread of a rank, which sleeps; and the supervisor, one process
+per host. What share of a core these two use is printed beside.
+
+``--control`` never switches the guard on, so the ratio must be 1: how sharp the measurement is.
+``--parts`` prints the microseconds per step of each part instead.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import numpy
+import psutil
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.optim import optimizer as optimizers
+from torch.utils.data import DataLoader, TensorDataset
 
 import hora.torch as hora
+from hora.torch import _context
+from hora.torch.watch import _group
 
-Step = Callable[[], None]
+Numbers = numpy.ndarray[Any, Any]
 MODELS = ("resnet", "transformer", "tiny")
+MARK = "\u2502"
+"""In the lines that are shown, among all that a job prints."""
+
+WARM = 60
+"""Steps before the first that is measured."""
+
+TRIMMED = 0.2
+CADENCE = _group.PRINT_STEPS
+
+plain_backward = torch.autograd.backward
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--seconds", type=float, default=40, help="of each training")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--model", choices=MODELS)
+    parser.add_argument("--control", action="store_true")
+    parser.add_argument("--parts", action="store_true")
     arguments = parser.parse_args()
     if "HORA_RANK" in os.environ:
-        measure(arguments.model, rounds=arguments.rounds, steps=arguments.steps)
+        measure(arguments)
         return
     with tempfile.TemporaryDirectory() as folder:
-        for model in MODELS:
+        for model in [arguments.model] if arguments.model else MODELS:
             command = [sys.executable, "-m", "hora", "run", "-n", str(arguments.ranks)]
             command += ["--run-dir", f"{folder}/{model}", __file__, "--model", model]
-            command += ["--rounds", str(arguments.rounds), "--steps", str(arguments.steps)]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
-            print("\n".join(line for line in done.stdout.splitlines() if "per step" in line), flush=True)
+            command += ["--seconds", str(arguments.seconds)]
+            command += [f"--{name}" for name in ("control", "parts") if getattr(arguments, name)]
+            done = subprocess.run(command, check=False, capture_output=True, text=True)
+            if done.returncode:
+                raise SystemExit(done.stdout + done.stderr)
+            lines = [line.partition(MARK)[2] for line in done.stdout.splitlines() if MARK in line]
+            print("\n".join(lines), flush=True)
 
 
-def measure(model: str, *, rounds: int, steps: int) -> None:
-    """Print the ratio of the times per step with the guard's checks and without."""
+def measure(arguments: argparse.Namespace) -> None:
+    """Measure one training, and print it on rank 0."""
     hora.init()
     torch.manual_seed(1)
-    step = {"resnet": resnet, "transformer": transformer, "tiny": tiny}[model]()
-    switch = Switch()
-    for _ in range(2 * steps):  # past the first steps, in which more is looked at
-        step()
-    times: dict[bool, list[float]] = {True: [], False: []}
-    for index in range(2 * rounds):
-        on = index % 4 in (0, 3)
-        switch(on)
-        hora.barrier()
-        start = time.process_time()
-        for _ in range(steps):
-            step()
-        times[on].append((time.process_time() - start) / steps)
-    switch(True)
-    ratios = [on / off for on, off in zip(times[True], times[False], strict=True)]
+    training = {"resnet": resnet, "transformer": transformer, "tiny": tiny}[arguments.model]()
+    switch = Switch(training.optimizer)
+    for _ in range(WARM):
+        training.step()
+    began = time.perf_counter()
+    for _ in range(10):
+        training.step()
+    once = hora.allreduce(torch.tensor((time.perf_counter() - began) / 10), op=hora.Max)
+    steps = max(2 * CADENCE, round(arguments.seconds / float(once)))
+    switch.prints[:] = [0]
+    if arguments.parts:
+        from guard_parts import show_parts  # type: ignore[import-not-found]
+
+        show_parts(arguments.model, training, switch, steps=steps, mark=MARK)
+        return
+    pairs = run_pairs(training, switch, count=steps // 2, never=arguments.control)
+    mine = {
+        "pairs": pairs,
+        "prints": sum(switch.prints) / max(len(switch.prints) - 1, 1) / CADENCE,
+        "thread": switch.own_thread(),
+        "supervisor": supervisor(),
+    }
+    found = hora.allgather_object(mine)
     if hora.rank() == 0:
-        quartiles = statistics.quantiles(ratios, n=4)
-        print(
-            f"{model:12} {1000 * statistics.median(times[False]):8.2f} ms per step without, "
-            f"with: x {statistics.median(ratios):.4f} (quartiles {quartiles[0]:.4f} to {quartiles[2]:.4f}); "
-            f"of the best rounds x {min(times[True]) / min(times[False]):.4f}",
-            flush=True,
-        )
+        show(arguments.model, found, control=arguments.control)
+
+
+def run_pairs(training: Training, switch: Switch, *, count: int, never: bool) -> list[Any]:
+    """Pairs of steps, with the guard and without.
+
+    Each step is a pair of CPU times in nanoseconds: of the forward pass, and of the rest.
+    """
+    random = numpy.random.default_rng(1)  # the same on all ranks: they must call the same
+    clock = time.thread_time_ns
+
+    def timed(on: bool) -> tuple[int, int]:
+        switch(on and not never)
+        start = clock()
+        loss = training.forward()
+        middle = clock()
+        training.learn(loss)
+        return middle - start, clock() - middle
+
+    pairs = []
+    for _ in range(count):
+        if not never and switch.steps % CADENCE >= CADENCE - 2:
+            while switch.steps % CADENCE != 1:  # with a fingerprint, and the step after it, which looks again
+                timed(True)
+        if random.random() < 0.5:
+            pairs.append((timed(True), timed(False)))
+        else:
+            pairs.append((timed(False), timed(True))[::-1])
+    switch(True)
+    return pairs
+
+
+def show(model: str, found: list[dict[str, Any]], *, control: bool) -> None:
+    """Print the ratio and its interval."""
+    pairs = numpy.array([rank["pairs"] for rank in found], dtype=float).mean(0) / 1e6  # over the ranks
+    prints = 0.0 if control else float(numpy.mean([rank["prints"] for rank in found])) / 1e6
+    forward, rest = (pairs[:, 0] - pairs[:, 1]).T
+    slope = float(forward @ rest / (forward @ forward))
+    differences, bases = rest - slope * forward, pairs[:, 1].sum(1)
+
+    def ratio(chosen: Numbers) -> float:
+        return 1 + (trimmed(differences[chosen]) + prints) / trimmed(bases[chosen])
+
+    random, count = numpy.random.default_rng(2), len(pairs)
+    found_ratio, base = ratio(numpy.arange(count)), trimmed(bases)
+    low, high = numpy.quantile(
+        [ratio(random.integers(count, size=count)) for _ in range(2000)], [0.025, 0.975]
+    )
+    print(
+        f"{MARK}{model:12}{base:8.2f} ms of CPU per step, guard {'never on' if control else 'on'}: "
+        f"x {found_ratio:.4f} ({low:.4f} to {high:.4f}; {len(pairs)} pairs); fingerprints "
+        f"{100 * prints / base:.2f} % of it; its thread {100 * found[0]['thread']:.2f} % "
+        f"and the supervisor {100 * found[0]['supervisor']:.1f} % of a core",
+        flush=True,
+    )
+
+
+def trimmed(values: Numbers) -> float:
+    """The mean without both ends."""
+    cut = int(TRIMMED * len(values))
+    return float(numpy.sort(values)[cut : len(values) - cut].mean())
 
 
 class Switch:
-    """Turns the guard off and on again: its looks at collectives, and its checks of the training."""
+    """Takes the guard away and puts it back: its board, and its watch of the training."""
 
-    def __init__(self) -> None:
-        from hora.torch import _context
-
-        self._context = _context.context()
-        guard, watch = self._context.guard, self._context.watch
+    def __init__(self, optimizer: Any) -> None:
+        self.context = _context.context()
+        guard, watch = self.context.guard, self.context.watch
         if guard is None or watch is None:
             raise SystemExit("There is no guard here: write hora run, without HORA_GUARD=off.")
-        self._guard, self._watch = guard, watch
+        self.guard, self.watch = guard, watch
+        self.group = watch.groups[optimizer]
+        self.reducer = optimizer._hora.reducer
+        self._packed = self.reducer.packed
+        self._backward = torch.autograd.backward
+        hooks: Any = (optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks)
+        self.hooks = [(each, dict(each)) for each in hooks]
+        self.prints = [0]
+        """CPU nanoseconds of each fingerprint so far, with the second look before the next step."""
+        for name in ("_print", "look_between"):
+            setattr(watch.prints, name, self._timed(getattr(watch.prints, name), new=name == "_print"))
+        self._without = 0
+        self._began = time.perf_counter()
+
+    @property
+    def steps(self) -> int:
+        """Steps that the guard has seen."""
+        return self.group.steps
 
     def __call__(self, on: bool) -> None:
-        self._context.guard = self._guard if on else None
-        self._watch.broken = not on
+        self.context.guard = self.guard if on else None
+        self.reducer.packed = self._packed if on else None
+        self.watch.loading = 0 if on else 1
+        torch.autograd.backward = self._backward if on else plain_backward
+        for hooks, kept in self.hooks:
+            hooks.clear()
+            if on:
+                hooks.update(kept)
+        if on and self._without:  # these steps' writes are no surprise
+            versions = zip(self.group.versions, self.group.own_writes, strict=True)
+            self.group.versions = [version + self._without * own for version, own in versions]
+            self._without = 0
+        self._without += not on
+
+    def _timed(self, function: Callable[[Any], None], *, new: bool) -> Callable[[Any], None]:
+        def call(group: Any) -> None:
+            start = time.thread_time_ns()
+            function(group)
+            taken = time.thread_time_ns() - start
+            if new:
+                self.prints.append(taken)
+            else:
+                self.prints[-1] += taken
+
+        return call
+
+    def own_thread(self) -> float:
+        """Share of a core that the guard's own thread has used."""
+        thread = self.guard.reporter._thread.native_id
+        used = int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0])
+        return used / 1e9 / (time.perf_counter() - self._began)
 
 
-def resnet() -> Step:
+def supervisor() -> float:
+    """Share of a core that ``hora run`` has used since it started."""
+    process = psutil.Process(os.getppid())
+    times = process.cpu_times()
+    return float((times.user + times.system) / (time.time() - process.create_time()))
+
+
+class Training:
+    """A model, its optimizer, and its data."""
+
+    def __init__(
+        self, loss: Callable[..., torch.Tensor], optimizer: Any, data: TensorDataset, batch: int
+    ) -> None:
+        self._loss = loss
+        self.optimizer = optimizer
+        self._batches = self._endless(DataLoader(data, batch_size=batch, shuffle=True, drop_last=True))
+        self._batch = next(self._batches)
+
+    def step(self) -> None:
+        """A whole step."""
+        self.learn(self.forward())
+
+    def forward(self) -> torch.Tensor:
+        """What the guard has no part in."""
+        return self._loss(*self._batch)
+
+    def learn(self, loss: torch.Tensor) -> None:
+        """The rest of a step, and the next batch."""
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self._batch = next(self._batches)
+
+    def _endless(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        while True:
+            yield from loader
+
+
+def resnet() -> Training:
     from hora.torch.optim import decay_groups
     from hora.workloads.resnet.config import SMALL
     from hora.workloads.resnet.model import ResNet
@@ -111,41 +290,36 @@ def resnet() -> Step:
     optimizer = hora.DistributedOptimizer(optimizer, model)
     hora.broadcast_parameters(model)
     generator = torch.Generator().manual_seed(hora.rank())
-    images = torch.randn(32, 1, 28, 28, generator=generator)
-    labels = torch.randint(10, (32,), generator=generator)
+    images = torch.randn(2048, 1, 28, 28, generator=generator)
+    labels = torch.randint(10, (2048,), generator=generator)
 
-    def step() -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+    def loss(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model(images), labels)
 
-    return step
+    return Training(loss, optimizer, TensorDataset(images, labels), 32)
 
 
-def tiny() -> Step:
+def tiny() -> Training:
     """The transformer on so few tokens that a step is mostly overhead: the worst case for the guard."""
     return transformer(batch=8, tokens=32)
 
 
-def transformer(*, batch: int = 16, tokens: int = 64) -> Step:
+def transformer(*, batch: int = 16, tokens: int = 64) -> Training:
     layer = nn.TransformerEncoderLayer(128, 4, 256, dropout=0.0, batch_first=True)
     model = nn.Sequential(
         nn.Embedding(1000, 128),
         nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
         nn.Linear(128, 1000),
     )
-    optimizer = hora.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-3), model)
+    optimizer = hora.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-4), model)
     hora.broadcast_parameters(model)
     generator = torch.Generator().manual_seed(hora.rank())
-    text = torch.randint(1000, (batch, tokens + 1), generator=generator)
+    text = torch.randint(1000, (64 * batch, tokens + 1), generator=generator)
 
-    def step() -> None:
-        optimizer.zero_grad()
-        logits = model(text[:, :-1])
-        F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten()).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+    def loss(text: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
 
-    return step
+    return Training(loss, optimizer, TensorDataset(text), batch)
 
 
 if __name__ == "__main__":
