@@ -493,7 +493,7 @@ def test_broken_records_do_no_harm(record: dict[str, Any]) -> None:
 @given(st.binary(min_size=128, max_size=4000))
 def test_a_board_full_of_anything_does_no_harm(data: bytes) -> None:
     stage = Stage(2)
-    stage.slots[1]._memory[stage.slots[1]._start : stage.slots[1]._start + len(data)] = data
+    stage.slots[1]._own[: len(data)] = data
     stage.call(0)
     stage.look(now=time.monotonic() + 1000)
     stage.look(now=time.monotonic() + 2000)

@@ -157,10 +157,10 @@ def test_without_a_supervisor_everything_goes_on(supervisor: Supervisor) -> None
 
 def test_waiting_is_shown_and_added_up(supervisor: Supervisor) -> None:
     place = enter(supervisor.reporter, "allreduce", members=(0,))
-    with supervisor.reporter.waiting(place):
-        head = supervisor.board.head(0)
-        assert (head.phase, head.set_id, head.number) == (Phase.WAITING, 0, 1)
-        time.sleep(0.02)
+    began = supervisor.reporter.wait_begins(place)
+    head = supervisor.board.head(0)
+    assert (head.phase, head.set_id, head.number, head.since) == (Phase.WAITING, 0, 1, began)
+    supervisor.reporter.wait_ends(place, began - 0.02)
     assert supervisor.board.head(0).phase == Phase.RUNNING
     assert supervisor.reporter.waited >= 0.02
 

@@ -22,10 +22,18 @@ __all__ = ["Board", "Entry", "Head", "Phase", "Slot"]
 RING = 256
 """Collectives kept per rank: more than can be on their way at once."""
 
-_HEAD = struct.Struct("<QQQQdddddQ")
-_ENTRY = struct.Struct("<QQQQ")
+_HEAD = struct.Struct("=QQQQdddddQ")
+_PHASE, _SET, _NUMBER, _STEP, _SINCE, _DATA, _WAITED, _STEPPED, _BEGAN, _CALLS = range(10)
+"""Where the fields of the head are, in words of 8 bytes."""
+
+_ENTRY = struct.Struct("=QQQQ")
+_ENTRY_WORDS = _ENTRY.size // 8
+_COUNT = struct.Struct("=Q")
 _PLACES = RING + 1
-_SLOT = 128 + _PLACES * _ENTRY.size
+_RING = 16
+"""Where the entries begin, in words."""
+
+_SLOT = 8 * _RING + _PLACES * _ENTRY.size
 _MARK = b"hora-board 1\n"  # behind the last slot: a script may have put another file under the number
 
 
@@ -104,6 +112,7 @@ class Board:
             self._memory.close()
             raise ValueError(f"descriptor {fd} is no board of {size} ranks")
         self.size = size
+        self._slots: list[Slot] = []
 
     @staticmethod
     def make(size: int) -> int:
@@ -127,7 +136,9 @@ class Board:
 
     def slot(self, rank: int) -> Slot:
         """The part that this rank writes."""
-        return Slot(self._memory, rank * _SLOT)
+        slot = Slot(self._memory, rank * _SLOT)
+        self._slots.append(slot)
+        return slot
 
     def head(self, rank: int) -> Head:
         """What a rank is doing."""
@@ -145,51 +156,65 @@ class Board:
     def newest(self, rank: int) -> Iterator[Entry]:
         """A rank's last collectives, newest first, each read when it is asked for."""
         start = rank * _SLOT
-        calls = _U64.unpack_from(self._memory, start + _CALLS)[0]
+        calls = _COUNT.unpack_from(self._memory, start + 8 * _CALLS)[0]
         for index in range(calls - 1, max(0, calls - RING) - 1, -1):
-            entry = Entry(*_ENTRY.unpack_from(self._memory, start + 128 + index % _PLACES * _ENTRY.size))
-            if _U64.unpack_from(self._memory, start + _CALLS)[0] > index + RING:
+            entry = Entry(
+                *_ENTRY.unpack_from(self._memory, start + 8 * _RING + index % _PLACES * _ENTRY.size)
+            )
+            if _COUNT.unpack_from(self._memory, start + 8 * _CALLS)[0] > index + RING:
                 return  # the rank has gone on, and may have written over this one meanwhile
             yield entry
 
     def close(self) -> None:
-        """Give the mapping up."""
+        """Give the mapping up, with the slots."""
+        for slot in self._slots:
+            slot.close()
         self._memory.close()
 
 
 class Slot:
-    """What one rank writes; all methods take well under a microsecond or two."""
+    """What one rank writes, number by number: several times in a step, and with cold caches each time."""
 
     def __init__(self, memory: mmap.mmap, start: int) -> None:
-        self._memory = memory
-        self._start = start
+        with memoryview(memory) as whole:
+            self._own = own = whole[start : start + _SLOT]
+        self._words = own.cast("Q")
+        self._seconds = own.cast("d")
         self._calls = 0
 
     def enter(self, set_id: int, number: int, call: int, history: int) -> None:
         """Note a collective, before it starts."""
-        place = self._start + 128 + self._calls % _PLACES * _ENTRY.size
-        _ENTRY.pack_into(self._memory, place, set_id, number, call, history)
+        words = self._words
+        place = _RING + self._calls % _PLACES * _ENTRY_WORDS
+        words[place] = set_id
+        words[place + 1] = number
+        words[place + 2] = call
+        words[place + 3] = history
         self._calls += 1
-        _U64.pack_into(self._memory, self._start + _CALLS, self._calls)  # last: now the entry counts
+        words[_CALLS] = self._calls  # last: now the entry counts
 
     def phase(self, phase: int, set_id: int, number: int, since: float) -> None:
         """Note what the rank does from now on."""
         # In this order: a new phase must never be seen with the time of the one before.
-        _F64.pack_into(self._memory, self._start + _SINCE, since)
-        _PHASE.pack_into(self._memory, self._start, phase, set_id, number)
+        self._seconds[_SINCE] = since
+        words = self._words
+        words[_NUMBER] = number
+        words[_SET] = set_id
+        words[_PHASE] = phase
 
     def pace(self, step: int, data: float, waited: float, stepped: float) -> None:
         """Note a finished step and how the time went."""
-        _U64.pack_into(self._memory, self._start + _STEP, step)
-        _PACE.pack_into(self._memory, self._start + _DATA, data, waited, stepped)
+        self._words[_STEP] = step
+        seconds = self._seconds
+        seconds[_DATA] = data
+        seconds[_WAITED] = waited
+        seconds[_STEPPED] = stepped
 
     def begin(self, began: float) -> None:
         """Note that ``init()`` has returned."""
-        _F64.pack_into(self._memory, self._start + _BEGAN, began)
+        self._seconds[_BEGAN] = began
 
-
-_PHASE = struct.Struct("<QQQ")
-_U64 = struct.Struct("<Q")
-_F64 = struct.Struct("<d")
-_PACE = struct.Struct("<ddd")
-_STEP, _SINCE, _DATA, _BEGAN, _CALLS = 24, 32, 40, 64, 72  # offsets of the head's fields
+    def close(self) -> None:
+        """Give the memory up."""
+        for view in (self._words, self._seconds, self._own):
+            view.release()

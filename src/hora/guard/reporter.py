@@ -37,6 +37,9 @@ _MULTIPLIER = 6364136223846793005
 
 _MASK = 2**64 - 1
 
+Kind = tuple[int, int]
+"""A kind of call: this rank's number for it, and the hash of its signature."""
+
 
 class Reporter:
     """What one rank tells the supervisor, and what it hears.
@@ -51,6 +54,8 @@ class Reporter:
     Attributes:
         on_alarm: called, in the reporter's thread, when the job must stop.
         verdict: the verdict that stops the job; None while there is none.
+        kind: of the call that was entered last, for :meth:`again`.
+        active: whether it reports: not in a forked child, and not without a supervisor.
         slot: this rank's part of the board.
         waited: seconds that this rank has waited for others.
 
@@ -71,8 +76,9 @@ class Reporter:
         self._sending = threading.Lock()
         self._news = threading.Condition()
         self._cleared: set[tuple[int, int]] = set()
-        self._connected = True
-        self._known: dict[Hashable, tuple[int, int]] = {}
+        self.active = True
+        self.kind: Kind = (0, 0)
+        self._known: dict[Hashable, Kind] = {}
         self._signatures: dict[str, int] = {}
         self._numbers: dict[int, list[int]] = {}
         self._alone = 0
@@ -83,11 +89,6 @@ class Reporter:
         self._thread = threading.Thread(target=self._listen, name="hora-guard", daemon=True)
         self._thread.start()
 
-    @property
-    def active(self) -> bool:
-        """Whether it reports: not in a forked child, and not without a supervisor."""
-        return self._connected
-
     def send(self, record: Mapping[str, Any]) -> None:
         """Send a record. Without a supervisor, or in a forked child, it is dropped."""
         if not self.active:
@@ -95,14 +96,14 @@ class Reporter:
         data = json.dumps(record).encode() + b"\n"
         deadline = time.monotonic() + SEND_PATIENCE
         with self._sending:
-            while data and self._connected:
+            while data and self.active:
                 try:
                     data = data[self._socket.send(data) :]
                 except BlockingIOError:
                     if not _ready(self._socket, select.POLLOUT, deadline - time.monotonic()):
-                        self._connected = False  # half a record may have left: nothing after it could be read
+                        self.active = False  # half a record may have left: nothing after it could be read
                 except OSError:
-                    self._connected = False
+                    self.active = False
 
     def enter(
         self,
@@ -136,31 +137,41 @@ class Reporter:
         new = known is None
         if known is None:
             known = self._known[key] = self._introduce(describe())
-        call, signature = known
-        numbers = self._numbers.get(set_id)
-        if numbers is None:
-            numbers = self._numbers[set_id] = [0, 0]
+        self.kind = known
+        if set_id not in self._numbers:
+            self._numbers[set_id] = [0, 0]
             if set_id:
                 self.send({"kind": "set", "set": set_id, "members": list(members)})
-        numbers[0] += 1
-        numbers[1] = ((numbers[1] + signature) * _MULTIPLIER + 1) & _MASK
-        self.slot.enter(set_id, numbers[0], call, numbers[1])
-        self._place = place = (set_id, numbers[0])
+        place = self._note(known, set_id)
         if check and (new or self.strict) and len(members) > 1 and self.active:
-            self._check(set_id, numbers[0], call)
+            self._check(*place, known[0])
         return place
 
-    @contextlib.contextmanager
-    def waiting(self, place: tuple[int, int]) -> Iterator[None]:
-        """This rank waits in the collective of this place while the block runs."""
+    def again(self, kind: Kind, set_id: int) -> tuple[int, int] | None:
+        """:meth:`enter` for a kind that was entered before, the short way; None if that has more to do."""
+        if self.verdict is not None or self._alone or self.strict:
+            return None
+        return self._note(kind, set_id)
+
+    def _note(self, kind: Kind, set_id: int) -> tuple[int, int]:
+        numbers = self._numbers[set_id]
+        numbers[0] = number = numbers[0] + 1
+        numbers[1] = history = ((numbers[1] + kind[1]) * _MULTIPLIER + 1) & _MASK
+        self.slot.enter(set_id, number, kind[0], history)
+        self._place = place = (set_id, number)
+        return place
+
+    def wait_begins(self, place: tuple[int, int]) -> float:
+        """This rank waits in the collective of this place from now on; the time, for :meth:`wait_ends`."""
         began = time.monotonic()
         self.slot.phase(Phase.WAITING, *place, began)
-        try:
-            yield
-        finally:
-            now = time.monotonic()
-            self.waited += now - began
-            self.slot.phase(self._base, *place, now)
+        return began
+
+    def wait_ends(self, place: tuple[int, int], began: float) -> None:
+        """This rank goes on."""
+        now = time.monotonic()
+        self.waited += now - began
+        self.slot.phase(self._base, *place, now)
 
     @contextlib.contextmanager
     def alone(self, reason: str) -> Iterator[None]:
@@ -213,7 +224,7 @@ class Reporter:
         """Whether the job is to stop; waits so many seconds for the supervisor to say so."""
         if self.active:
             with self._news:
-                self._news.wait_for(lambda: self.verdict is not None or not self._connected, patience)
+                self._news.wait_for(lambda: self.verdict is not None or not self.active, patience)
         return self.verdict is not None
 
     def raise_alarm(self) -> None:
@@ -225,7 +236,7 @@ class Reporter:
         assert self.verdict is not None
         return VerdictError(self.verdict.text, fix=self.verdict.advice, kind=self.verdict.kind)
 
-    def _introduce(self, call: Call) -> tuple[int, int]:
+    def _introduce(self, call: Call) -> Kind:
         number = len(self._known)
         text = json.dumps(call.signature, sort_keys=True)
         signature = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
@@ -248,9 +259,7 @@ class Reporter:
         self.send({"kind": "check", "set": set_id, "number": number, "call": call})
         place = (set_id, number)
         with self._news:
-            self._news.wait_for(
-                lambda: place in self._cleared or self.verdict is not None or not self._connected
-            )
+            self._news.wait_for(lambda: place in self._cleared or self.verdict is not None or not self.active)
             self._cleared.discard(place)
         now = time.monotonic()
         self.waited += now - began
@@ -281,7 +290,7 @@ class Reporter:
             for line in lines:
                 self._hear(json.loads(line))
         with self._news:
-            self._connected = False
+            self.active = False
             self._news.notify_all()
 
     def _hear(self, record: Mapping[str, Any]) -> None:
@@ -320,5 +329,5 @@ def _disown(reference: weakref.ref[Reporter]) -> None:
     """In a forked child: nothing that it does is this rank's doing."""
     reporter = reference()
     if reporter is not None:
-        reporter._connected = False
+        reporter.active = False
         reporter.slot = Board.private().slot(0)

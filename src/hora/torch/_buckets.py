@@ -47,12 +47,15 @@ class Bucket:
     Attributes:
         waiting: parameters, by their number, whose gradient is not ready yet.
         label: what the bucket is called among the operations of all ranks.
+        payload: the gradients in the buffer, without flags and marks.
         tail: the flags, the marks and the count.
         marks: after the message has come back, the sums of the two marks, and how many ranks have joined.
         work: the message on its way.
         started: when it left (``time.time()``).
         place: its place among the collectives, for the guard.
         seated: whether :meth:`seat` was called.
+        entered: for the guard: where the script called the backward pass that it went with, and which call
+            it was.
     """
 
     def __init__(self, named: Sequence[Named], *, size: int = 1) -> None:
@@ -76,6 +79,7 @@ class Bucket:
         self.started = 0.0
         self.place: tuple[int, int] | None = None
         self.seated = False
+        self.entered: tuple[Any, tuple[int, int]] | None = None
         self._allocate()
         self.reset()
 
@@ -85,11 +89,6 @@ class Bucket:
     @property
     def device(self) -> torch.device:
         return self._device
-
-    @property
-    def payload(self) -> torch.Tensor:
-        """The gradients in the buffer, without flags and marks."""
-        return self._flat[: self._elements]
 
     @property
     def bytes(self) -> int:
@@ -231,6 +230,7 @@ class Bucket:
         self._small_payload = self._flat[:border]
         self._small = [self._view(index) for index in range(self._joined)]
         self._large_payload = self._flat[border : self._elements]
+        self.payload = self._flat[: self._elements]
         self.tail = self._flat[self._elements :]
         self.marks = self._flat[self._elements + count :]
         self._full_tail = torch.zeros(2, tail, dtype=self._dtype, device=self._device)

@@ -99,9 +99,11 @@ class Context:
     guard: Guard | None = None
     watch: Watch | None = None
 
-    def waiting(self, place: tuple[int, int] | None) -> contextlib.AbstractContextManager[None]:
-        """This rank waits in a collective of this place while the block runs."""
-        return _NOTHING if self.guard is None or place is None else self.guard.waiting(place)
+    def waiting(
+        self, place: tuple[int, int] | None, *, lasting: bool = True
+    ) -> contextlib.AbstractContextManager[None]:
+        """This rank waits in a collective of this place, which starts in the block or before it."""
+        return _NOTHING if self.guard is None or place is None else self.guard.waiting(place, lasting=lasting)
 
     @property
     def devices(self) -> frozenset[str]:

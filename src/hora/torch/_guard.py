@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import os
 import sys
 import threading
@@ -32,11 +33,12 @@ from hora.torch._request import refuse_presentation
 from hora.torch.engines import Group
 
 if TYPE_CHECKING:
+    from hora.torch._buckets import Bucket
     from hora.torch._context import Context
     from hora.torch._process_sets import ProcessSet
     from hora.torch._request import Request
 
-__all__ = ["Guard", "at", "collective", "connect", "inside", "meeting", "user_frames", "user_line"]
+__all__ = ["Guard", "Site", "at", "collective", "connect", "inside", "meeting", "user_frames", "user_site"]
 
 FRAMES = 12
 """User frames looked at for a condition on the rank."""
@@ -53,6 +55,10 @@ ENGINE_PATIENCE = datetime.timedelta(days=30)
 """After which the engine itself gives a guarded collective up: never in practice. The supervisor applies
 ``HORA_TIMEOUT``, with a reason, and not while a missing rank is declared to be busy alone."""
 
+Site = tuple[str, int, int]
+"""A place in the script: its file, the first line of the function, and the instruction. A line's number would
+have to be looked for, and the hash of a code object is that of all its constants."""
+
 _user_files: dict[str, bool] = {}
 _reporter: Reporter | None = None
 _inside = threading.local()
@@ -64,6 +70,8 @@ class Guard:
     Attributes:
         reporter: the link to the supervisor.
         connections: the engine's connections, closed when the job must stop.
+        site: where the script has called the backward pass that is under way, if there is one.
+        timeout: after which the engine gives up what it was not started with under the guard.
 
     Args:
         timeout: the setting ``HORA_TIMEOUT`` in seconds.
@@ -72,13 +80,15 @@ class Guard:
     def __init__(self, reporter: Reporter, connections: Connections, *, timeout: float) -> None:
         self.reporter = reporter
         self.connections = connections
-        self._timeout = datetime.timedelta(seconds=timeout)
+        self.timeout = datetime.timedelta(seconds=timeout)
+        self.site: Site | None = None
         self._engines: dict[int, Any] = {}
 
     def add_group(self, set_id: int, group: dist.ProcessGroup) -> None:
         """Take over the timeout of a process set's collectives."""
         if isinstance(group, Group):
-            self._engines[set_id] = group
+            self._engines[set_id] = group.gloo
+            group.team.timeout = ENGINE_PATIENCE.total_seconds()  # the supervisor sees all its waits
             group.queue.observer = Calls(self, set_id, group.team.members)
             self.connections.groups.append(weakref.ref(group))
         elif "cpu" in dist.get_backend_config(group) and dist.get_world_size(group) > 1:
@@ -96,6 +106,7 @@ class Guard:
         *,
         process_set: ProcessSet,
         label: str | None = None,
+        site: Site | None = None,
         **details: Any,
     ) -> tuple[int, int]:
         """Note a collective that is about to start; returns its place, for :meth:`waiting`.
@@ -105,47 +116,51 @@ class Guard:
             tensors: those that all ranks must give alike.
             process_set: who takes part.
             label: the name that the user gave it.
+            site: where the script calls it, if that is known.
             details: what else must be equal: ``operation``, ``root``, ``factors``.
 
         Raises:
             VerdictError: the ranks do not call the same; or the job is to stop for another reason.
         """
         set_id = process_set.process_set_id or 0
-        code, line = user_line()
         # An allgather's rows may differ, and what alltoall splits.
         rows = name in ("allgather", "grouped_allgather", "alltoall")
-        shapes = tuple((tensor.dtype, tensor.shape[1:] if rows else tensor.shape) for tensor in tensors)
-        key = (name, label, set_id, code, line, shapes, *details.values())
-
-        def describe() -> Call:
-            return _describe(name, shapes, label=label, process_set=process_set, details=details)
-
+        shapes = tuple([(tensor.dtype, tensor.shape[1:] if rows else tensor.shape) for tensor in tensors])
+        key = (name, label, set_id, site or user_site(2), shapes, *details.values())
+        describe = functools.partial(
+            _describe, name, shapes, label=label, process_set=process_set, details=details
+        )
         return self.reporter.enter(key, describe, set_id=set_id, members=process_set.members)
+
+    def enter_gradients(self, bucket: Bucket, process_set: ProcessSet) -> tuple[int, int]:
+        """:meth:`enter` for a bucket of gradients, in the same backward call as the last time as a rule."""
+        if bucket.entered is not None and bucket.entered[0] == self.site:
+            place = self.reporter.again(bucket.entered[1], process_set.process_set_id or 0)
+            if place is not None:
+                return place
+        site = self.site
+        place = self.enter("average gradients", [bucket.wire], process_set=process_set, site=site)
+        bucket.entered = None if site is None else (site, self.reporter.kind)
+        return place
+
+    def patience(self, bucket: Bucket, process_set: ProcessSet) -> datetime.timedelta | None:
+        """After which the engine gives a bucket up; None: as it does otherwise."""
+        ours = bucket.payload.is_cpu and (process_set.process_set_id or 0) in self._engines
+        return ENGINE_PATIENCE if ours else None
 
     def parted(self, error: HoraError) -> None:
         """The ranks' gradients of different steps have met; every rank raises the error."""
         where = at()[0]
         self.reporter.send({"kind": "parted", "text": error.what, "advice": error.fix, "where": where})
 
-    @contextlib.contextmanager
-    def waiting(self, place: tuple[int, int]) -> Iterator[None]:
-        """This rank waits in a collective while the block runs; an engine's error becomes its cause."""
-        engine = self._engines.get(place[0])
-        if engine is not None:
-            engine._set_default_timeout(ENGINE_PATIENCE)  # of what is started inside
-        with self.reporter.waiting(place):
-            _inside.depth = getattr(_inside, "depth", 0) + 1
-            try:
-                yield
-            except RuntimeError as error:
-                cause = self.reporter.explain(error)
-                if cause is error:
-                    raise
-                raise cause from error
-            finally:
-                _inside.depth -= 1
-                if engine is not None:
-                    engine._set_default_timeout(self._timeout)
+    def waiting(self, place: tuple[int, int], *, lasting: bool = True) -> Waiting:
+        """This rank waits in a collective while the block runs; an engine's error becomes its cause.
+
+        Args:
+            place: of the collective.
+            lasting: whether the engine must be told to wait longer than otherwise for what the block starts.
+        """
+        return Waiting(self, place, self._engines.get(place[0]) if lasting else None)
 
     def enter_request(self, request: Request) -> tuple[int, int]:
         """:meth:`enter` for a request."""
@@ -163,6 +178,37 @@ class Guard:
             label=request.name,
             **details,
         )
+
+
+class Waiting:
+    """A block in which a rank waits: a plain object, as every step enters several, with cold caches."""
+
+    __slots__ = ("_began", "_engine", "_guard", "_place")
+
+    def __init__(self, guard: Guard, place: tuple[int, int], engine: Any) -> None:
+        self._guard = guard
+        self._place = place
+        self._engine = engine
+        self._began = 0.0
+
+    def __enter__(self) -> None:
+        if self._engine is not None:
+            self._engine._set_default_timeout(ENGINE_PATIENCE)  # of what is started inside
+        _inside.depth = getattr(_inside, "depth", 0) + 1
+        self._began = self._guard.reporter.wait_begins(self._place)
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        reporter = self._guard.reporter
+        _inside.depth -= 1
+        try:
+            if isinstance(error, RuntimeError):
+                cause = reporter.explain(error)
+                if cause is not error:
+                    raise cause from error
+        finally:
+            reporter.wait_ends(self._place, self._began)
+            if self._engine is not None:
+                self._engine._set_default_timeout(self._guard.timeout)
 
 
 @contextlib.contextmanager
@@ -223,9 +269,8 @@ def meeting(guard: Guard | None, size: int) -> Iterator[None]:
     if guard is None:
         yield
         return
-    code, line = user_line(4)
     place = guard.reporter.enter(
-        ("init", code, line),
+        ("init", user_site(4)),
         lambda: Call({"collective": "init"}, "hora.torch.init()", *at()),
         set_id=0,
         members=range(size),
@@ -255,13 +300,17 @@ def at() -> tuple[str | None, str | None, tuple[Block, ...]]:
     return f"{frames[0][0]}:{frames[0][1]}", rank_condition(frames), blocks(*frames[0])
 
 
-def user_line(depth: int = 2) -> tuple[CodeType | None, int]:
+def user_site(depth: int) -> Site | None:
+    """The user's innermost place among the frames from this depth on, cheaper than its line."""
     frame: FrameType | None = sys._getframe(depth)
+    known = _user_files
     while frame is not None:
-        if _is_user(frame.f_code):
-            return frame.f_code, frame.f_lineno
+        code = frame.f_code
+        file = code.co_filename
+        if known[file] if file in known else _is_user(code):
+            return file, code.co_firstlineno, frame.f_lasti
         frame = frame.f_back
-    return None, 0
+    return None
 
 
 def _is_user(code: CodeType) -> bool:

@@ -30,23 +30,26 @@ class Calls:
     """
 
     def __init__(self, guard: Guard, set_id: int, members: Sequence[int]) -> None:
+        from hora.torch._guard import inside  # it builds on this module
+
         self._guard, self._set_id, self._members = guard, set_id, members
+        self._inside = inside
         self._stalled: tuple[int, int] | None = None
 
     def enter(self, what: str) -> tuple[int, int] | None:
         """Note a call, unless one of Hora's own collectives makes it."""
-        from hora.torch._guard import at, inside, user_line  # it builds on this module
-
-        if inside():
+        if self._inside():
             return None
+        from hora.torch._guard import at, user_site  # it builds on this module
+
         refuse_presentation()
-        code, line = user_line(2)
+        site = user_site(2)
         text = f"torch.distributed: {what}"
 
         def describe() -> Call:
             return Call({"collective": text, "process set": self._members}, text, *at())
 
-        key = (what, self._set_id, code, line)
+        key = (what, self._set_id, site)
         return self._guard.reporter.enter(key, describe, set_id=self._set_id, members=self._members)
 
     def stalled(self, place: tuple[int, int]) -> None:

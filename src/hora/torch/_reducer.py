@@ -9,6 +9,7 @@ it steps. All ranks must make the same number of cycles per step; marks in the m
 
 from __future__ import annotations
 
+import datetime
 import threading
 import time
 import weakref
@@ -181,8 +182,8 @@ class Reducer:
         self._rule.seat(bucket)
         bucket.pack_nothing(joined=self._rule.process_set.rank())
         self._enter(bucket)
-        with self._context.waiting(bucket.place):
-            sent = self._rule.send(bucket, self._await)
+        with self._context.waiting(bucket.place, lasting=self._rule.exchanges):
+            sent = self._rule.send(bucket, self._await, timeout=self._patience(bucket))
             if sent.work is not None:
                 self._await(sent.work, bucket.marks.device)
         self._rule.receive(bucket, sent)
@@ -275,8 +276,8 @@ class Reducer:
         self._enter(bucket)
         if self._rule.size > 1:
             self._context.presence.enter(bucket.label, self._set_id)
-        with self._context.waiting(bucket.place):
-            bucket.work = self._rule.send(bucket, self._await)
+        with self._context.waiting(bucket.place, lasting=self._rule.exchanges):
+            bucket.work = self._rule.send(bucket, self._await, timeout=self._patience(bucket))
         if bucket.work.work is not None:
             self._context.pending.add(bucket.work.work)
         self._next += 1
@@ -294,7 +295,11 @@ class Reducer:
     def _enter(self, bucket: Bucket) -> None:
         guard = self._context.guard
         if guard is not None and self._rule.size > 1:
-            bucket.place = guard.enter("average gradients", [bucket.wire], process_set=self._rule.process_set)
+            bucket.place = guard.enter_gradients(bucket, self._rule.process_set)
+
+    def _patience(self, bucket: Bucket) -> datetime.timedelta | None:
+        guard = self._context.guard
+        return None if guard is None else guard.patience(bucket, self._rule.process_set)
 
     def end(self, cycle: int) -> None:
         """Called when a backward has made all its gradients."""
@@ -328,15 +333,17 @@ class Reducer:
     def _wait(self) -> list[Bucket]:
         """Wait for all messages of the cycle and close it."""
         self._open, self.task = False, -1
-        with self._context.timeline.span("wait for gradients"):  # also one that ends by an error
+        # A rank that has come to the last bucket has come to all, so one note for the guard is enough.
+        last = self._buckets[-1].place if self._buckets else None
+        timeline = self._context.timeline
+        with timeline.span("wait for gradients"), self._context.waiting(last, lasting=False):
             for bucket in self._buckets:
                 self._wait_for(bucket)
         return self._buckets
 
     def _wait_for(self, bucket: Bucket) -> None:
         if bucket.work.work is not None:
-            with self._context.waiting(bucket.place):
-                self._await(bucket.work.work, bucket.marks.device)
+            self._await(bucket.work.work, bucket.marks.device)
             self._context.pending.discard(bucket.work.work)
         self._rule.receive(bucket, bucket.work)
         if bucket is self._buckets[0]:

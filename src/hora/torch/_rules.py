@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -86,8 +88,12 @@ class Rule:
     @property
     def once(self) -> bool:
         """Whether reducing a gradient again would change it, so that it is reduced once per step."""
-        stateful = isinstance(self.compression, GradientCompression)
-        return self.passes > 1 or self.op is ReduceOp.Sum or stateful
+        return self.passes > 1 or self.op is ReduceOp.Sum or self.exchanges
+
+    @functools.cached_property  # to ask a protocol takes as long as all else that a bucket needs in Python
+    def exchanges(self) -> bool:
+        """Whether a compression of its own exchanges the gradients, by collectives that it starts itself."""
+        return isinstance(self.compression, GradientCompression)
 
     def divisor(self, passes: int) -> float:
         """What each rank's gradients are divided by before they are summed, after so many passes."""
@@ -103,18 +109,27 @@ class Rule:
         if isinstance(group, Group) and self.compression is Compression.none and bucket.bytes > LARGE:
             bucket.seat(group.empty)
 
-    def send(self, bucket: Bucket, wait: Callable[[Any, torch.device], None]) -> Sent:
-        """Start summing the bucket over the ranks; ``wait`` waits for what cannot go on meanwhile."""
+    def send(
+        self,
+        bucket: Bucket,
+        wait: Callable[[Any, torch.device], None],
+        *,
+        timeout: datetime.timedelta | None = None,
+    ) -> Sent:
+        """Start summing the bucket over the ranks.
+
+        Args:
+            bucket: of gradients.
+            wait: waits for what cannot go on meanwhile.
+            timeout: after which the engine gives the sum up; None: its own.
+        """
         if self.size == 1:
             return Sent(None, None, None)
-        group = self.process_set.group
-        if isinstance(self.compression, GradientCompression):
-            return self._exchange(bucket, self.compression, group, wait)
-        wire, context = self.compression.compress(bucket.wire)
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM)
-        options.asyncOp = True
-        work = group.allreduce([wire], options)
+        group, compression = self.process_set.group, cast("Any", self.compression)
+        if self.exchanges:
+            return self._exchange(bucket, compression, group, wait)
+        wire, context = compression.compress(bucket.wire)
+        work = group.allreduce([wire], _options(timeout))
         return Sent(work, None if wire is bucket.wire else wire, context)
 
     def receive(self, bucket: Bucket, sent: Sent) -> None:
@@ -150,6 +165,16 @@ class Rule:
         if pairs:
             compression.exchange([gradient for gradient, _ in pairs], [name for _, name in pairs], group)
         return Sent(None, None, None)
+
+
+@functools.cache
+def _options(timeout: datetime.timedelta | None) -> dist.AllreduceOptions:
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM)
+    options.asyncOp = True
+    if timeout is not None:
+        options.timeout = timeout
+    return options
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ BLOCKS = 64
 """Blocks of a large tensor, each of which is folded to the sum of its 64-bit words. That runs at the speed of
 memory, where a checksum of all bytes takes about ten times as long."""
 
-LARGE = 32768
+LARGE = 8192
 """Bytes from which a tensor is folded first."""
 
 SAMPLE = 4096
@@ -27,22 +27,27 @@ def digests(tensors: Sequence[torch.Tensor]) -> list[int]:
     On a GPU it waits for the results.
     """
     found: list[int] = [0] * len(tensors)
-    together: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    small: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    large: dict[torch.device, list[tuple[int, torch.Tensor, torch.Tensor | None]]] = {}
     with torch.no_grad():
         for index, tensor in enumerate(tensors):
-            if tensor.numel() * tensor.element_size() < LARGE and tensor.layout == torch.strided:
-                together.setdefault((tensor.dtype, tensor.device), []).append(index)
+            if tensor.numel() * tensor.element_size() < LARGE and tensor.layout is torch.strided:
+                small.setdefault((tensor.dtype, tensor.device), []).append(index)
             else:
-                words = _folded(_flat(tensor))
-                found[index] = zlib.crc32(_bytes(words))
-        for members in together.values():
+                large.setdefault(tensor.device, []).append((index, *_folded(tensor)))
+        for members in small.values():
             # One copy of many small tensors costs less than looking at each.
-            joined = torch._C._nn.flatten_dense_tensors([tensors[index].detach() for index in members])
+            joined = torch._C._nn.flatten_dense_tensors([tensors[index] for index in members])
             data, end = _bytes(joined), 0
             width = joined.element_size()
             for index in members:
                 start, end = end, end + tensors[index].numel() * width
                 found[index] = zlib.crc32(data[start:end])
+        for folded in large.values():
+            words = _bytes(torch.cat([head for _, head, _ in folded]))
+            for place, (index, _, tail) in enumerate(folded):
+                number = zlib.crc32(words[8 * BLOCKS * place : 8 * BLOCKS * (place + 1)])
+                found[index] = number if tail is None else zlib.crc32(_bytes(tail), number)
     return found
 
 
@@ -67,7 +72,6 @@ def _bytes(row: torch.Tensor) -> memoryview:
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's memory as one row, without a copy where it has no gaps."""
-    tensor = tensor.detach()
     if tensor.is_sparse:
         tensor = tensor.coalesce().values()
     if tensor.is_contiguous():
@@ -79,11 +83,14 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(-1)
 
 
-def _folded(flat: torch.Tensor) -> torch.Tensor:
-    size = flat.numel() * flat.element_size()
-    if flat.data_ptr() % 8:
+def _folded(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The sums of a tensor's blocks of 64-bit words, and what is left over at its end."""
+    flat = _flat(tensor)
+    width = flat.element_size()
+    size = flat.numel() * width
+    if flat.storage_offset() * width % 8 or flat.data_ptr() % 8:
         flat = flat.clone()
-    whole = size // (BLOCKS * 8) * BLOCKS * 8 // flat.element_size()
-    head = flat[:whole].view(torch.int64).view(BLOCKS, -1).sum(1)
-    tail = flat[whole:]
-    return head if not tail.numel() else torch.cat([head.view(torch.uint8), tail.view(torch.uint8)])
+    left = size % (8 * BLOCKS)
+    head = flat[: (size - left) // width] if left else flat
+    words = head.view(torch.int64).view(BLOCKS, (size - left) // (8 * BLOCKS))
+    return words.sum(1), flat[(size - left) // width :] if left else None

@@ -10,11 +10,14 @@ import torch
 from torch.optim import Optimizer
 
 from hora.guard.reporter import Reporter
+from hora.torch._guard import user_site
 from hora.torch.watch._digest import digests
 
 if TYPE_CHECKING:
     from hora.torch._buckets import Bucket
+    from hora.torch._guard import Guard
     from hora.torch.watch._group import Group
+    from hora.torch.watch._watch import Watch
 
 __all__ = ["EARLY", "Losses", "is_skipped", "look_for_idle", "note_bucket", "note_plain", "take_bad"]
 
@@ -40,28 +43,47 @@ class Losses:
         passes: backward passes so far.
         stepped: how many there had been at the last step.
         scaled: whether a GradScaler multiplies them, which may overflow where their gradients do not.
+
+    Args:
+        guard: learns where the script calls them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, guard: Guard) -> None:
         self.passes = 0
         self.stepped = 0
         self.scaled = False
-        self._last: Any = None
+        self._guard = guard
+        self._last: float | torch.Tensor | None = None
 
     @property
     def since_step(self) -> int:
         """Backward passes since the last step of any optimizer."""
         return self.passes - self.stepped
 
+    @property
+    def is_fine(self) -> bool:
+        """Whether the last loss is known to be finite."""
+        last = self._last
+        return isinstance(last, float) and last - last == 0.0
+
     def install(self) -> Callable[[], None]:
         """See each backward pass, until the returned function is called."""
         original: Any = torch.autograd.backward
+        guard = self._guard
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
             self.passes += 1
-            single = isinstance(tensors, torch.Tensor) and tensors.numel() == 1
-            self._last = tensors.detach() if single else None
-            original(tensors, *args, **kwargs)
+            if type(tensors) is torch.Tensor and tensors.is_cpu and tensors.numel() == 1:
+                self._last = tensors.item()
+            elif isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
+                self._last = tensors.detach()
+            else:
+                self._last = None
+            outer, guard.site = guard.site, user_site(2)
+            try:
+                original(tensors, *args, **kwargs)
+            finally:
+                guard.site = outer
 
         torch.autograd.backward = backward
 
@@ -75,26 +97,33 @@ class Losses:
     def fault(self, *, wait: bool = True) -> str | None:
         """What is wrong with the last loss; None: nothing, or nobody knows without waiting for a GPU."""
         last = self._last
-        if last is None or not (wait or last.device == _CPU):
-            return None
-        value = last.item()
-        return _fault(value) if isinstance(value, float) and value - value != 0.0 else None
+        if isinstance(last, torch.Tensor):
+            if not (wait or last.device == _CPU):
+                return None
+            last = last.item()
+        return _fault(last) if isinstance(last, float) and last - last != 0.0 else None
 
 
-def note_bucket(group: Group, bucket: Bucket, losses: Losses) -> None:
+def note_bucket(watch: Watch, group: Group, bucket: Bucket) -> None:
     """This rank's own gradients in a bucket, before they are summed over the ranks."""
-    if bucket.device.type != "cpu":
+    payload = bucket.payload
+    if not payload.is_cpu:
         maxima = _maxima(bucket.gradients())
         group.local.append(maxima)
-        group.pending[id(bucket)] = (bucket.names, maxima, losses.passes)
+        group.pending[id(bucket)] = (bucket.names, maxima, watch.losses.passes)
         return
-    total = _total(bucket.payload)
+    # The buffer was written just now, so that most of it is still in a cache.
+    total = payload.sum().item() if payload.dtype is torch.float32 else _total(payload)
     group.local.append(total)
-    found = None if math.isfinite(total) else _scan(zip(bucket.names, bucket.gradients(), strict=True))
+    if total - total == 0.0:
+        if group.bad:
+            group.bad.pop(id(bucket), None)  # that of a step which a GradScaler has left out
+        return
+    found = _scan(zip(bucket.names, bucket.gradients(), strict=True))
     if found is None:
-        group.bad.pop(id(bucket), None)  # that of a step which a GradScaler has left out
+        group.bad.pop(id(bucket), None)
     elif id(bucket) not in group.bad:
-        group.bad[id(bucket)] = found | {"loss": losses.fault(), "order": losses.passes}
+        group.bad[id(bucket)] = found | {"loss": watch.losses.fault(), "order": watch.losses.passes}
 
 
 def note_plain(group: Group, losses: Losses) -> None:
@@ -132,7 +161,7 @@ def note_plain(group: Group, losses: Losses) -> None:
 
 def is_skipped(optimizer: Optimizer) -> bool:
     """Whether the step was not taken: a fused optimizer itself leaves it if the scaler found infinities."""
-    found = getattr(optimizer, "found_inf", None)
+    found = optimizer.__dict__.get("found_inf")
     return isinstance(found, torch.Tensor) and found.device.type == "cpu" and bool(found)
 
 

@@ -44,6 +44,7 @@ class Group:
         where: the user's line that made it, or stepped first.
 
     Attributes:
+        reference: to the optimizer.
         key: the same for the same optimizer on all ranks.
         steps: steps that it has made.
         averaged: whether the form for Horovod scripts averages its gradients.
@@ -79,7 +80,7 @@ class Group:
     def __init__(
         self, optimizer: Optimizer, *, distributed: bool, members: Sequence[int], where: str | None
     ) -> None:
-        self._optimizer = weakref.ref(optimizer)
+        self.reference = weakref.ref(optimizer)
         self.distributed = distributed
         self.members = list(members)
         self.where = where
@@ -120,7 +121,7 @@ class Group:
 
     def anew(self) -> Group:
         """The same optimizer, watched as if from its first step."""
-        optimizer = self._optimizer()
+        optimizer = self.reference()
         assert optimizer is not None, "who asks has it"
         group = Group(optimizer, distributed=self.distributed, members=self.members, where=self.where)
         group.averaged, group.changes, group.modules = self.averaged, self.changes, self.modules
@@ -129,12 +130,12 @@ class Group:
 
     @property
     def optimizer(self) -> Optimizer | None:
-        return self._optimizer()
+        return self.reference()
 
     @property
     def parameters(self) -> list[torch.Tensor]:
         """The optimizer's parameters, kept here too: the last report comes when the optimizer may be gone."""
-        optimizer = self._optimizer()
+        optimizer = self.reference()
         if optimizer is not None:
             shape = [len(group["params"]) for group in optimizer.param_groups]
             if shape != self._shape:
@@ -237,7 +238,7 @@ class Group:
 
     def note_rates(self) -> None:
         """After a step: were its learning rates those of the step before?"""
-        optimizer = self.optimizer
+        optimizer = self.reference()
         groups = optimizer.param_groups[:20] if optimizer is not None else []
         # Those in a tensor may be on a GPU, which would be waited for.
         rates = [rate for group in groups if isinstance(rate := group.get("lr"), float)]

@@ -49,7 +49,12 @@ class _Forward:
 
 
 class Inputs:
-    """What has been fed since the last step."""
+    """What has been fed since the last step.
+
+    Attributes:
+        is_open: whether it looks.
+        followers: called at each step with a word for its inputs.
+    """
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -60,12 +65,9 @@ class Inputs:
         self._noise: list[tuple[tuple[int, ...], int]] = []
         self._fetched: list[str] = []
         self._undo: list[Callable[[], None]] = []
+        self.is_open = False
         self.followers: list[Callable[[str | None], None]] = []
         self.open(FIRST)
-
-    @property
-    def is_open(self) -> bool:
-        return bool(self._undo)
 
     def open(self, steps: int) -> None:
         """Look at the next so many steps."""
@@ -73,6 +75,7 @@ class Inputs:
         if self._undo or self._watch.broken:
             return
         self._depth = 0
+        self.is_open = True
         self._undo = [
             register_module_forward_pre_hook(self._enter).remove,
             register_module_forward_hook(self._leave, with_kwargs=True, always_call=True).remove,
@@ -84,6 +87,7 @@ class Inputs:
         for undo in self._undo:
             undo()
         self._undo.clear()
+        self.is_open = False
         self._forget()
 
     def roots(self) -> Iterator[torch.nn.Module]:

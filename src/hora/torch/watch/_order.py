@@ -41,6 +41,7 @@ FOLLOWED = 4
 class _Epoch:
     """One pass over a data loader."""
 
+    orders: Orders
     loader: weakref.ref[Any]
     where: str | None
     step: int
@@ -76,7 +77,6 @@ class Orders:
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
-        self._epochs: weakref.WeakKeyDictionary[Any, _Epoch] = weakref.WeakKeyDictionary()
         self._last: weakref.WeakKeyDictionary[Any, _Epoch] = weakref.WeakKeyDictionary()
         self._drawn: dict[str, list[_Drawn]] = {}
         self._own: _Own | None = None
@@ -116,8 +116,9 @@ class Orders:
                 watch.loading -= 1
                 watch.data += time.perf_counter() - began
                 watch.plan.batches += 1
-                self._fetched(iterator)
-                epoch = self._epochs.get(iterator)
+                if "_hora_states" in iterator.__dict__:
+                    self._fetched(iterator)
+                epoch = self._epoch(iterator)
                 if epoch is not None:
                     epoch.last = watch.step
 
@@ -145,21 +146,25 @@ class Orders:
 
     # --- data loaders ---------------------------------------------------------------------------
 
+    def _epoch(self, iterator: Any) -> _Epoch | None:
+        epoch: _Epoch | None = iterator.__dict__.get("_hora_epoch")
+        return epoch if epoch is not None and epoch.orders is self else None  # not that of an earlier init()
+
     def _start(self, iterator: Any, loader: Any) -> None:
         def start() -> None:
-            known = self._epochs.get(iterator)
+            known = self._epoch(iterator)
             if known is None or known.indices:
                 if type(loader.batch_sampler).__module__.startswith("hora."):
                     return  # inside a loader of Hora's
                 frames = user_frames(1)
                 where = f"{frames[0][0]}:{frames[0][1]}" if frames else None
-                self._epochs[iterator] = _Epoch(weakref.ref(loader), where, self._watch.step)
+                iterator._hora_epoch = _Epoch(self, weakref.ref(loader), where, self._watch.step)
                 self._watch.plan.loader(loader)
 
         self._watch.harmless(start)
 
     def _see(self, iterator: Any, index: Any) -> None:
-        epoch = self._epochs.get(iterator)
+        epoch = self._epoch(iterator)
         if epoch is None or epoch.compared or self._watch.loading > 1:
             return
 
@@ -199,8 +204,8 @@ class Orders:
         self._tell(how, epoch.where, type(sampler).__name__)
 
     def _fetched(self, iterator: Any) -> None:
-        before = iterator.__dict__.pop("_hora_states", None)
-        if before is not None and type(iterator).__name__ == "_SingleProcessDataLoaderIter":
+        before = iterator.__dict__.pop("_hora_states")
+        if type(iterator).__name__ == "_SingleProcessDataLoaderIter":
             pairs = zip(before, _states(), strict=True)
             self._watch.inputs.fetched([old for old, new in pairs if old != new])
 

@@ -51,14 +51,10 @@ class Prints:
         group.note_rates()
         if group.is_due() and not group.changes:
             self._print(group)
-        if 1 < group.steps < EARLY:
-            before, group.versions = group.versions, group.count_writes()
-            own = [new - old for new, old in zip(group.versions, before, strict=False)]
-            group.regular &= group.steps == 2 or own == group.own_writes
-            group.own_writes = own
-        elif group.steps == 1:
-            group.versions = group.count_writes()
-        self._flush()
+        if group.steps < EARLY:
+            self._learn_writes(group)
+        if self._outbox:
+            self._flush()
 
     def finish(self) -> None:
         """The job ends: the last reports."""
@@ -158,6 +154,14 @@ class Prints:
             group.closely -= 1
             record = {"kind": "again", "key": group.key, "step": group.steps, "parameters": combined(now)}
             self._reporter.send(record | {"left": group.closely})
+
+    def _learn_writes(self, group: Group) -> None:
+        """After one of the first steps: how often does the optimizer itself write?"""
+        before, group.versions = group.versions, group.count_writes()
+        if group.steps > 1:
+            own = [new - old for new, old in zip(group.versions, before, strict=False)]
+            group.regular &= group.steps == 2 or own == group.own_writes
+            group.own_writes = own
 
     def _compare_writes(self, group: Group, now: Sequence[int], before: Sequence[int]) -> None:
         pairs = enumerate(zip(now, before, strict=False))

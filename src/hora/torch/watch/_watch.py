@@ -29,10 +29,9 @@ from hora.torch.watch._group import Group, is_plain
 from hora.torch.watch._inputs import Inputs
 from hora.torch.watch._order import Orders
 from hora.torch.watch._plan import Plan
-from hora.torch.watch._prints import Prints
+from hora.torch.watch._prints import EARLY, Prints
 
 if TYPE_CHECKING:
-    from hora.torch._buckets import Bucket
     from hora.torch._context import Context
     from hora.torch._loader import Loader
     from hora.torch._reducer import Reducer
@@ -94,8 +93,9 @@ class Watch:
         self.data = 0.0
         self.loading = 0
         self.broken = False
-        self.losses = gradients.Losses()
+        self.losses = gradients.Losses(context.guard)
         self.groups: weakref.WeakKeyDictionary[Optimizer, Group] = weakref.WeakKeyDictionary()
+        self._latest: Callable[[], Group | None] = lambda: None
         self._pid = os.getpid()
         self._joins = 0
         self._start = next(_starts)
@@ -135,7 +135,7 @@ class Watch:
             self.module(module)
         self.plan.passes[optimizer] = rule.passes
         if reducer is not None and group.distributed:
-            reducer.packed = functools.partial(self._packed, group)
+            reducer.packed = functools.partial(_note_bucket, self, group)
         self._register(optimizer, group)
 
     @unharmed
@@ -166,13 +166,8 @@ class Watch:
             group, distributed = old.anew(), cast("Any", optimizer)
             reducer: Reducer | None = distributed._hora.reducer
             if reducer is not None:
-                reducer.packed = functools.partial(self._packed, group)
+                reducer.packed = functools.partial(_note_bucket, self, group)
             self._register(optimizer, group)
-
-    @unharmed
-    def _packed(self, group: Group, bucket: Bucket) -> None:
-        """A bucket holds this rank's own gradients, and is about to be summed over the ranks."""
-        gradients.note_bucket(group, bucket, self.losses)
 
     def harmless(self, action: Callable[[], None]) -> None:
         """Do something of the watch's own inside a function of the user's."""
@@ -204,7 +199,7 @@ class Watch:
 
     @unharmed
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        group = self.groups.get(optimizer) or self._meet(optimizer)
+        group = self._group(optimizer) or self._meet(optimizer)
         outer = sys._getframe(2)  # that of the wrapper that torch has put around step()
         if group.frame is not None and _is_inside(outer, group.frame):
             return
@@ -214,7 +209,7 @@ class Watch:
             return
         if group.steps == 0:
             self.prints.begin(group)
-        elif len(group.members) > 1:
+        elif (group.after or group.steps < EARLY or group.closely > 0) and len(group.members) > 1:
             self.prints.look_between(group)
         if not group.planned and group.is_learning:
             group.planned = True
@@ -224,28 +219,41 @@ class Watch:
 
     @unharmed
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        group = self.groups.get(optimizer)
+        group = self._group(optimizer)
         if group is None or sys._getframe(2) is not group.frame:
             return
         group.frame = None
-        if group.done or gradients.is_skipped(optimizer):
+        if group.done or ("found_inf" in optimizer.__dict__ and gradients.is_skipped(optimizer)):
             return
         group.steps += 1
         self.step = max(self.step, group.steps)
-        self.reporter.slot.pace(self.step, self.data, self.reporter.waited, time.monotonic())
+        reporter, losses = self.reporter, self.losses
+        reporter.slot.pace(self.step, self.data, reporter.waited, time.monotonic())
         if not group.distributed and group.closure:
             if group.steps == 1:
                 group.adopt(self.inputs.roots())  # the model was called inside the step
-            gradients.note_plain(group, self.losses)
-        self._send_bad(group)
-        self.losses.stepped = self.losses.passes
-        self.inputs.stepped(group)
-        gradients.look_for_idle(group, self.reporter)
+            gradients.note_plain(group, losses)
+        if group.pending or group.away or group.bad or not losses.is_fine:
+            self._send_bad(group)
+        losses.stepped = losses.passes
+        if self.inputs.is_open:
+            self.inputs.stepped(group)
+        if not group.looked:
+            gradients.look_for_idle(group, reporter)
         group.local.clear()
         if len(group.members) > 1:
             self.prints.after_step(group)
 
     # --- what it sends --------------------------------------------------------------------------
+
+    def _group(self, optimizer: Optimizer) -> Group | None:
+        """What is kept of an optimizer: mostly that which has stepped last."""
+        group = self._latest()
+        if group is None or group.reference() is not optimizer:
+            group = self.groups.get(optimizer)
+            if group is not None:
+                self._latest = weakref.ref(group)
+        return group
 
     def _meet(self, optimizer: Optimizer) -> Group:
         """An optimizer that Hora did not make steps for the first time."""
@@ -275,6 +283,7 @@ class Watch:
         group.key = f"{self._start} {signature} {number}"
         group.done = not all(is_plain(parameter) for parameter in group.parameters)
         self.groups[optimizer] = group
+        self._latest = weakref.ref(group)
         optimizer.register_load_state_dict_post_hook(_restored)
 
     def _send_bad(self, group: Group) -> None:
@@ -321,6 +330,9 @@ class Watch:
         self._undo.clear()
         self.reporter.handlers.pop("closely", None)
         self.prints.close()
+
+
+_note_bucket = unharmed(gradients.note_bucket)
 
 
 @unharmed
