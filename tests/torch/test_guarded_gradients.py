@@ -11,6 +11,7 @@ from tests.torch.test_watch import Supervisor, linear, step, watched
 
 import hora.torch as hora
 from hora.torch import _context
+from hora.torch.engines import Group
 
 
 def gradient_calls(supervisor: Supervisor) -> list[dict[str, Any]]:
@@ -48,21 +49,29 @@ def test_each_line_with_a_backward_pass_is_a_call_of_its_own() -> None:
     watched(body, 2)
 
 
-def test_gradients_wait_longer_for_a_rank_than_the_engine_would() -> None:
+def test_gradients_wait_longer_for_a_rank_than_gloo_would() -> None:
     def body(supervisor: Supervisor) -> float:
         guard = _context.context().guard
         assert guard is not None
         model = linear()
         optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model)
         step(model, optimizer)
-        for engine in guard._engines.values():
-            engine._set_default_timeout(datetime.timedelta(seconds=0.1))
+        [engine] = guard._engines.values()
+        engine._set_default_timeout(datetime.timedelta(seconds=0.1))
         if hora.rank() == 1:
             threading.Event().wait(0.6)
         step(model, optimizer)
-        for engine in guard._engines.values():
-            engine._set_default_timeout(guard.timeout)
+        engine._set_default_timeout(guard.timeout)
         return guard.reporter.waited
 
-    waited = watched(body, 2)
+    waited = watched(body, 2, engine="gloo")
     assert waited[0] > 0.3
+
+
+def test_ranks_in_shared_memory_wait_until_the_supervisor_says_otherwise() -> None:
+    def body(supervisor: Supervisor) -> float:
+        group = _context.context().group
+        assert isinstance(group, Group)
+        return float(group.team.timeout)
+
+    assert min(watched(body, 2, engine="shared-memory")) > 24 * 3600

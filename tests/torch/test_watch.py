@@ -67,11 +67,17 @@ class Supervisor:
         return [record for record in self.records if record["kind"] in kinds]
 
 
-def watched(body: Callable[[Supervisor], Any], size: int = 1) -> list[Any]:
-    """Run a body on ranks that have a supervisor each; it calls ``hora.shutdown()`` itself, or need not."""
+def watched(body: Callable[[Supervisor], Any], size: int = 1, **changes: Any) -> list[Any]:
+    """Run a body on ranks that have a supervisor each; it calls ``hora.shutdown()`` itself, or need not.
+
+    Args:
+        body: what each rank does.
+        size: number of ranks.
+        changes: settings.
+    """
 
     def run(world: World, settings: Settings) -> Any:
-        supervisor = Supervisor(world, settings)
+        supervisor = Supervisor(world, dataclasses.replace(settings, **changes))
         hora.init(world, settings=supervisor.settings)
         result = body(supervisor)
         hora.shutdown()
