@@ -43,6 +43,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import dataloader as loaders
 
 import hora.torch as hora
 from hora.torch import _context
@@ -59,7 +60,14 @@ WARM = 60
 TRIMMED = 0.2
 CADENCE = _group.PRINT_STEPS
 
-plain_backward = torch.autograd.backward
+STAND_INS: list[tuple[Any, str]] = [
+    (torch.autograd, "backward"),
+    (loaders._BaseDataLoaderIter, "__next__"),
+    (loaders._BaseDataLoaderIter, "_next_index"),
+]
+"""Functions of torch in whose place the guard puts its own."""
+
+originals = [getattr(owner, name) for owner, name in STAND_INS]
 
 
 def main() -> None:
@@ -189,7 +197,7 @@ class Switch:
         self.group = watch.groups[optimizer]
         self.reducer = optimizer._hora.reducer
         self._packed = self.reducer.packed
-        self._backward = torch.autograd.backward
+        self._stand_ins = [getattr(owner, name) for owner, name in STAND_INS]
         hooks: Any = (optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks)
         self.hooks = [(each, dict(each)) for each in hooks]
         self.prints = [0]
@@ -207,8 +215,8 @@ class Switch:
     def __call__(self, on: bool) -> None:
         self.context.guard = self.guard if on else None
         self.reducer.packed = self._packed if on else None
-        self.watch.loading = 0 if on else 1
-        torch.autograd.backward = self._backward if on else plain_backward
+        for (owner, name), function in zip(STAND_INS, self._stand_ins if on else originals, strict=True):
+            setattr(owner, name, function)
         for hooks, kept in self.hooks:
             hooks.clear()
             if on:
