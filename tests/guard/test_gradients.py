@@ -104,3 +104,41 @@ def test_parameters_that_do_not_change() -> None:
     stage.look()
     [(verdict, _)] = stage.desk.verdicts
     assert "p3 (1 of 4 trainable parameters) did not change" in verdict.text
+
+
+def left_out(stage: Stage, rank: int, names: list[str]) -> None:
+    record = {"kind": "left-out", "key": "1", "members": list(range(stage.size)), "where": "t.py:3"}
+    stage.post[rank].append(record | {"since": 2, "step": 4, "count": len(names), "names": names})
+
+
+def test_parameters_in_no_optimizer_are_told_once_all_ranks_have_seen_them() -> None:
+    stage = Stage(2)
+    left_out(stage, 0, ["head.weight", "head.bias"])
+    stage.look(now=1.0)
+    assert stage.desk.verdicts == []
+    left_out(stage, 1, ["head.weight", "head.bias"])
+    stage.look(now=1.1)
+    [(verdict, stop)] = stage.desk.verdicts
+    assert (verdict.kind, verdict.ranks, verdict.where, stop) == (
+        "frozen-parameters",
+        [0, 1],
+        "t.py:3",
+        False,
+    )
+    assert verdict.text.startswith(
+        "head.weight and head.bias have got gradients in steps 2 to 4, and no optim"
+    )
+    for rank in (0, 1):
+        idle(stage, rank, silent=[2])  # the part that they replace
+    stage.look(now=1.2)
+    assert len(stage.desk.verdicts) == 1
+
+
+def test_a_rank_alone_with_parameters_in_no_optimizer_is_named_after_a_moment() -> None:
+    stage = Stage(2)
+    left_out(stage, 1, ["head.bias"])
+    stage.look(now=1.0)
+    stage.look(now=2.1)
+    [(verdict, _)] = stage.desk.verdicts
+    assert verdict.ranks == [1]
+    assert verdict.text.startswith("head.bias has got gradients")

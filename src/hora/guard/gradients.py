@@ -26,18 +26,21 @@ class _Case:
 class Gradients:
     """Judges what ranks report of their own gradients."""
 
-    kinds = frozenset({"not-finite", "idle"})
+    kinds = frozenset({"not-finite", "idle", "left-out"})
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
         self._bad: dict[tuple[str, int], _Case] = {}
         self._idle: dict[str, dict[int, Mapping[str, Any]]] = {}
+        self._left_out: dict[str, _Case] = {}
         self._told: set[str] = set()
 
     def receive(self, rank: int, record: Mapping[str, Any]) -> None:
         key = str(record["key"])
         if record["kind"] == "idle":
             self._idle.setdefault(key, {})[rank] = record
+        elif record["kind"] == "left-out":
+            self._left_out.setdefault(key, _Case()).reports[rank] = record
         elif key not in self._told:
             self._bad.setdefault((key, int(record["step"])), _Case()).reports[rank] = record
 
@@ -61,6 +64,12 @@ class Gradients:
                     self._tell_bad(place[1], case.reports)
             else:
                 self._judge.urgent = True
+        for key, case in list(self._left_out.items()):
+            case.since = now if case.since is None else case.since
+            members = next(iter(case.reports.values()))["members"]
+            if all(rank in case.reports or rank in gone for rank in members) or now - case.since > PATIENCE:
+                del self._left_out[key]
+                self._tell_left_out(case.reports)
         for key, reports in list(self._idle.items()):
             members = next(iter(reports.values()))["members"]
             if all(rank in reports or rank in gone for rank in members):
@@ -105,6 +114,28 @@ class Gradients:
                 step=step,
             ),
             key=("not-finite",),
+        )
+
+    def _tell_left_out(self, reports: Mapping[int, Mapping[str, Any]]) -> None:
+        record = next(iter(reports.values()))
+        count, names = int(record["count"]), [str(name) for name in record["names"]]
+        indices = set(range(count))
+        have, they = ("has", "it") if count == 1 else ("have", "they")
+        self._judge.find(
+            Verdict(
+                kind="frozen-parameters",
+                text=f"{_list(indices, dict(zip(map(str, indices), names, strict=False)))} {have} got "
+                f"gradients in steps {record['since']} to {record['step']}, and no optimizer holds "
+                f"{_them(indices)}: {they} will not move. A part that is added to the model, or unfrozen, "
+                "after the optimizer was made is not in it.",
+                advice="Make the optimizer when the model is complete, or write "
+                "optimizer.add_param_group({'params': part.parameters()}). If they are to stay as they are, "
+                "write parameter.requires_grad_(False), which also saves their gradients.",
+                ranks=sorted(reports),
+                where=record["where"],
+                step=int(record["step"]),
+            ),
+            key=("frozen", record["key"]),  # that the part which it replaces gets no gradient follows from it
         )
 
     def _tell_idle(self, reports: Mapping[int, Mapping[str, Any]]) -> None:

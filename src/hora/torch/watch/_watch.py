@@ -27,6 +27,7 @@ from hora.torch._request import ReduceOp
 from hora.torch.watch import _gradients as gradients
 from hora.torch.watch._group import Group, is_plain
 from hora.torch.watch._inputs import Inputs
+from hora.torch.watch._left_out import LeftOut
 from hora.torch.watch._order import Orders
 from hora.torch.watch._plan import Plan
 from hora.torch.watch._prints import EARLY, Prints
@@ -103,6 +104,7 @@ class Watch:
         self.prints = Prints(self)
         self.plan = Plan(self)
         self.inputs = Inputs(self)
+        self.left_out = LeftOut(self)
         self.orders = Orders(self)
         self._undo: list[Callable[[], None]] = [
             register_optimizer_step_pre_hook(self._before_step).remove,
@@ -133,6 +135,7 @@ class Watch:
         group.name({id(parameter): name for name, parameter in named})
         if isinstance(module, torch.nn.Module):
             self.module(module)
+            self.left_out.whole(module, group)
         self.plan.passes[optimizer] = rule.passes
         if reducer is not None and group.distributed:
             reducer.packed = functools.partial(_note_bucket, self, group)
@@ -148,6 +151,7 @@ class Watch:
         """These tensors are the same on all ranks from now on."""
         if isinstance(parameters, torch.nn.Module):
             self.module(parameters)
+            self.left_out.broadcast(parameters)
         self.prints.broadcast(named)
 
     @unharmed
@@ -240,6 +244,7 @@ class Watch:
             self.inputs.stepped(group)
         if not group.looked:
             gradients.look_for_idle(group, reporter)
+        self.left_out.after_step(group)
         group.local.clear()
         if len(group.members) > 1:
             self.prints.after_step(group)
@@ -284,6 +289,7 @@ class Watch:
         group.done = not all(is_plain(parameter) for parameter in group.parameters)
         self.groups[optimizer] = group
         self._latest = weakref.ref(group)
+        self.left_out.hold(group.parameters)
         optimizer.register_load_state_dict_post_hook(_restored)
 
     def _send_bad(self, group: Group) -> None:
