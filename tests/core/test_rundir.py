@@ -162,3 +162,11 @@ def test_default_paths_never_collide(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_run_json_is_plain_json(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "a", about={"path": tmp_path, "workers": 2})
     assert json.loads(run.run_json.read_text())["path"] == str(tmp_path)
+
+
+def test_a_verdict_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "a")
+    for line in ("first\n", "second\n"):
+        run.append_verdict(line)
+    run.replace_verdict("first\n", "first, to the end\n")
+    assert run.verdicts.read_text() == "second\nfirst, to the end\n"

@@ -10,7 +10,7 @@ from typing import Any
 
 from hora.guard.board import Board, Phase
 from hora.guard.judge import Judge, Options
-from hora.guard.verdict import Verdict
+from hora.guard.verdict import Earlier, Verdict
 
 FIRST = {"collective": "allreduce", "dtype": "float32", "shape": [[3]], "operation": "sum", "root": None}
 
@@ -21,13 +21,15 @@ class Desk:
     def __init__(self) -> None:
         self.sent: list[tuple[int, dict[str, Any]]] = []
         self.verdicts: list[tuple[Verdict, bool]] = []
+        self.earlier: list[Earlier] = []
         self.asked: list[int] = []
         self.complaints: list[str] = []
 
     def send(self, rank: int, record: Mapping[str, Any]) -> None:
         self.sent.append((rank, dict(record)))
 
-    def publish(self, verdict: Verdict, *, stop: bool) -> None:
+    def publish(self, verdict: Verdict, *, stop: bool, earlier: Earlier | None = None) -> None:
+        self.earlier += [earlier] if earlier is not None else []
         self.verdicts.append((verdict, stop))
 
     def ask_stack(self, rank: int) -> None:

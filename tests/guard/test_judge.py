@@ -395,6 +395,9 @@ def test_the_job_is_stopped_when_the_wait_is_too_long(
     assert f"The job is stopped after {limit:g} s ({name})" in verdict.text
     assert verdict.where == "/home/me/train7.py:17"
     assert stage.desk.asked == [0] * (1 + early)
+    told = [(one.verdict.where, one.line) for one in stage.desk.earlier]
+    line = f"Rank 0 still keeps the others waiting. The job is stopped after {limit:g} s ({name})."
+    assert told == [("/home/me/train5.py:17", line)] * early
 
 
 def test_a_collective_that_all_have_entered_and_none_leaves() -> None:

@@ -135,6 +135,12 @@ class RunDirectory:
         """Add one line to ``verdicts.jsonl``, whole or not at all. Only the supervisor may call it."""
         self._append(self.verdicts, line)
 
+    def replace_verdict(self, old: str, new: str) -> None:
+        """Take out a line of ``verdicts.jsonl`` and add another, in one atomic replacement."""
+        with disk_errors(self.path):
+            lines = self.verdicts.read_text().splitlines(keepends=True) if self.verdicts.exists() else []
+            replace_text(self.verdicts, "".join([*(line for line in lines if line != old), new]))
+
     def _append(self, path: Path, text: str) -> None:
         line = text.encode()
         with disk_errors(self.path), path.open("ab", buffering=0) as file:

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 from hora.guard.board import Board
 from hora.guard.places import Places
-from hora.guard.verdict import Verdict
+from hora.guard.verdict import Earlier, Verdict
 
 __all__ = ["Desk", "Judge", "Options", "Part"]
 
@@ -47,8 +47,11 @@ class Desk(Protocol):
         """Send a record to one rank; to one that has ended it is lost."""
         ...
 
-    def publish(self, verdict: Verdict, *, stop: bool) -> None:
-        """Show and write down a verdict. With ``stop`` every rank is told, raises it, and the job ends."""
+    def publish(self, verdict: Verdict, *, stop: bool, earlier: Earlier | None = None) -> None:
+        """Show and write down a verdict. With ``stop`` every rank is told, raises it, and the job ends.
+
+        With ``earlier`` only its line is shown.
+        """
         ...
 
     def ask_stack(self, rank: int) -> None:
@@ -200,10 +203,22 @@ class Judge:
         """A rank's socket is closed: it neither sends nor hears records any more."""
         self.unheard.add(rank)
 
-    def find(self, verdict: Verdict, *, key: Hashable, stop: bool = False) -> None:
-        """Publish a verdict, unless one with the same key was; after one that stops the job, nothing more."""
+    def find(
+        self, verdict: Verdict, *, key: Hashable, stop: bool = False, earlier: Earlier | None = None
+    ) -> Verdict | None:
+        """Publish a verdict, unless one with the same key was; after one that stops the job, nothing more.
+
+        Args:
+            verdict: it, without the hosts.
+            key: equal for verdicts about the same.
+            stop: whether it ends the job.
+            earlier: what has been said about the same.
+
+        Returns:
+            The verdict as it was published; None if it was not.
+        """
         if self.stopped or key in self._said:
-            return
+            return None
         self._said.add(key)
         self.stopped = stop
         hosts = (
@@ -211,7 +226,9 @@ class Judge:
             if not verdict.hosts
             else verdict.hosts
         )
-        self.desk.publish(replace(verdict, hosts=hosts), stop=stop)
+        published = replace(verdict, hosts=hosts)
+        self.desk.publish(published, stop=stop, earlier=earlier)
+        return published
 
     def step(self, rank: int) -> int | None:
         """Steps that a rank has made; None before its first."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hora.core.plural import plural
 from hora.guard.board import Phase
-from hora.guard.verdict import Verdict
+from hora.guard.verdict import Earlier, Verdict
 
 if TYPE_CHECKING:
     from hora.guard.judge import Judge
@@ -52,6 +52,7 @@ class Late:
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
         self._cases: dict[tuple[tuple[int, int], bool], _Case] = {}
+        self._found: dict[tuple[int, int], Verdict] = {}  # of the places at which ranks still wait
         self._reasons: dict[int, str] = {}
         self._excused: dict[int, float] = {}  # when a rank was last seen to be away by declaration
 
@@ -77,6 +78,7 @@ class Late:
             places.setdefault(place, []).append(rank)
         for key in [key for key in self._cases if key[0] not in places]:
             del self._cases[key]
+            self._found.pop(key[0], None)
         for place, ranks in places.items():
             missing = self._judge.places.missing(*place)
             began = min(heads[rank].since for rank in ranks)
@@ -146,7 +148,8 @@ class Late:
         where = next(
             (line for line in (user_line(case.stacks.get(rank, "")) for rank in missing) if line), None
         )
-        self._judge.find(
+        before = self._found.get(place)
+        found = self._judge.find(
             Verdict(
                 kind="late-rank",
                 text=text + end,
@@ -158,7 +161,10 @@ class Late:
             ),
             key=("late", place, bool(end)),
             stop=bool(end),
+            earlier=Earlier(verdict=before, line=_still(missing) + end) if before is not None else None,
         )
+        if found is not None:
+            self._found[place] = found
 
     def _doing(self, rank: int, stack: str | None) -> str:
         head = self._judge.places.heads[rank]
@@ -175,6 +181,15 @@ class Late:
         if not frames:
             return f"{who}; {stack.strip()}."
         return f"{who}; it is in {' < '.join(frames[:SHOWN_FRAMES])}."
+
+
+def _still(missing: Sequence[int]) -> str:
+    from hora.guard.judge import ranks_text
+
+    if not missing:
+        return "The engine still does not finish."
+    keep = "keeps" if len(missing) == 1 else "keep"
+    return f"{ranks_text(missing).capitalize()} still {keep} the others waiting."
 
 
 _HINTS = {

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["KINDS", "Verdict"]
+__all__ = ["KINDS", "Earlier", "Verdict"]
 
 KINDS: Mapping[str, str] = {
     "late-rank": "A rank keeps the others waiting",
@@ -27,6 +27,19 @@ KINDS: Mapping[str, str] = {
     "straggler": "A rank is slower than the others",
 }
 """Every kind of verdict by its slug, with its headline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Earlier:
+    """What has been said about the same before.
+
+    Attributes:
+        verdict: the earlier verdict, whose place the new one takes.
+        line: what is left to say.
+    """
+
+    verdict: Verdict
+    line: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from hora.core.errors import RunDirectoryError
 from hora.core.rundir import RunDirectory
 from hora.guard.board import Board
 from hora.guard.judge import Judge, Options
-from hora.guard.verdict import Verdict
+from hora.guard.verdict import Earlier, Verdict
 from hora.guard.waits import waits
 from hora.launch._link import Link
 from hora.launch._loop import Loop
@@ -210,15 +210,20 @@ class Guard:
         """Send a record to one rank."""
         self._links[rank].send(record)
 
-    def publish(self, verdict: Verdict, *, stop: bool) -> None:
+    def publish(self, verdict: Verdict, *, stop: bool, earlier: Earlier | None = None) -> None:
         """Show and write down a verdict; with ``stop``, tell the ranks and end the job."""
         try:
-            self._run.append_verdict(verdict.line())
+            if earlier is None:
+                self._run.append_verdict(verdict.line())
+            else:
+                self._run.replace_verdict(earlier.verdict.line(), verdict.line())
         except RunDirectoryError as error:
             self.complain(f"a verdict is not written down: {error}")
         if verdict.kind == "plan":
             if not self._job.quiet:
                 self._say(f"hora: {verdict.text}")
+        elif earlier is not None:
+            self._say(f"hora: {earlier.line}")
         elif verdict.kind != "rank-failed" and (self._announce or not stop):
             # The report at the job's end tells of a failed rank, and better: with its log.
             self._say("hora: " + verdict.paragraph.replace("\n", "\n  "))
