@@ -12,7 +12,7 @@ from hora.guard.pace import Pace
 from hora.guard.verdict import Verdict
 
 
-def watched(own: Sequence[Sequence[float]], *, data: Sequence[float], alone: bool = False) -> list[Verdict]:
+def watched(own: Sequence[Sequence[float]], *, data: Sequence[float]) -> list[Verdict]:
     """The verdicts after windows of 10 steps in which each rank computes and loads for so long per step.
 
     The ranks wait for the slowest at each step, as an all-reduce makes them do.
@@ -33,10 +33,8 @@ def watched(own: Sequence[Sequence[float]], *, data: Sequence[float], alone: boo
             waited[rank] += 10 * (longest - seconds[rank])
             loaded[rank] += 10 * data[rank]
             slot.pace(1 + 10 * window, loaded[rank], waited[rank], now)
-        if alone:
-            stage.slots[1].phase(Phase.ALONE, 0, 0, now)
-            pace.tick(now)
-            stage.slots[1].phase(Phase.RUNNING, 0, 0, now)
+        # It is away at each look, with leave: that changes nothing of what its steps were like.
+        stage.slots[0].phase(Phase.ALONE, 0, 0, now)
         pace.tick(now)
     return [verdict for verdict, _ in stage.desk.verdicts]
 
@@ -68,7 +66,3 @@ def test_slow_loading_is_told_from_slow_computing() -> None:
 )
 def test_what_is_not_persistent_is_no_verdict(own: list[list[float]]) -> None:
     assert watched(own, data=[0.0, 0.0]) == []
-
-
-def test_time_declared_as_alone_is_left_out() -> None:
-    assert watched([[0.2, 0.5]] * 6, data=[0.0, 0.0], alone=True) == []

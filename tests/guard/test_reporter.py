@@ -174,6 +174,18 @@ def test_a_collective_in_work_of_its_own_is_refused(supervisor: Supervisor) -> N
     assert supervisor.board.head(0).phase == Phase.RUNNING
 
 
+def test_work_of_its_own_is_no_part_of_its_steps(supervisor: Supervisor) -> None:
+    began = time.monotonic()
+    with supervisor.reporter.alone("evaluation"):
+        entered = time.monotonic()
+        with supervisor.reporter.alone("inside of it"):
+            assert supervisor.reporter.is_alone
+        time.sleep(0.02)
+        left = time.monotonic()
+    assert not supervisor.reporter.is_alone
+    assert left - entered <= supervisor.reporter.waited <= time.monotonic() - began
+
+
 def test_a_forked_child_reports_nothing(supervisor: Supervisor) -> None:
     pid = os.fork()
     if pid == 0:

@@ -1,7 +1,7 @@
 """Is a rank slow by itself? The verdict ``straggler``.
 
 An all-reduce makes all ranks look equally slow, so each is measured on its own time: that of its steps
-without the time in which it waited for others.
+without the time in which it waited for others, or was busy alone by declaration.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Pace:
         if self._told or self._judge.size < 2 or self._judge.gone or self._judge.dead:
             return
         heads = {rank: self._judge.board.head(rank) for rank in range(self._judge.size)}
-        if any(head.phase in (Phase.ALONE, Phase.ABSENT) or not head.step for head in heads.values()):
-            self._began.clear()  # busy alone by declaration, or not training
+        if any(head.phase == Phase.ABSENT or not head.step for head in heads.values()):
+            self._began.clear()  # not training
             return
         if len(self._began) < len(heads):
             self._began = heads

@@ -57,7 +57,8 @@ class Reporter:
         kind: of the call that was entered last, for :meth:`again`.
         active: whether it reports: not in a forked child, and not without a supervisor.
         slot: this rank's part of the board.
-        waited: seconds that this rank has waited for others.
+        waited: seconds that this rank has waited for others, or was busy alone by declaration: time that is
+            not its own part of the steps.
 
     Raises:
         ValueError: a descriptor is closed, or stands for something else.
@@ -88,6 +89,11 @@ class Reporter:
         os.register_at_fork(after_in_child=lambda: _disown(reference))
         self._thread = threading.Thread(target=self._listen, name="hora-guard", daemon=True)
         self._thread.start()
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this rank is inside :meth:`alone`."""
+        return bool(self._alone)
 
     def send(self, record: Mapping[str, Any]) -> None:
         """Send a record. Without a supervisor, or in a forked child, it is dropped."""
@@ -178,11 +184,14 @@ class Reporter:
         """This rank does something that the others do not, and may keep them waiting."""
         self.send({"kind": "only", "reason": reason})
         self._alone += 1
+        began = time.monotonic()
         try:
             with self._doing(Phase.ALONE):
                 yield
         finally:
             self._alone -= 1
+            if not self._alone:
+                self.waited += time.monotonic() - began
 
     def joined(self) -> contextlib.AbstractContextManager[None]:
         """This rank has no more data, and answers the others while the block runs."""

@@ -114,7 +114,7 @@ class Orders:
                 return originals["__next__"](iterator)
             finally:
                 watch.loading -= 1
-                watch.data += time.perf_counter() - began
+                watch.loaded(time.perf_counter() - began)
                 watch.plan.batches += 1
                 if "_hora_states" in iterator.__dict__:
                     self._fetched(iterator)

@@ -82,7 +82,7 @@ class Watch:
 
     Attributes:
         step: steps of the optimizer that has made most.
-        data: seconds that this rank has waited for data.
+        data: seconds that this rank has waited for data, but for work of its own that it has declared.
         broken: whether a fault has ended it.
     """
 
@@ -194,10 +194,15 @@ class Watch:
                 return
             finally:
                 self.loading -= 1
-                self.data += time.perf_counter() - began
+                self.loaded(time.perf_counter() - began)
                 self.plan.batches += 1
                 self.orders.own_goes_on()
             yield batch
+
+    def loaded(self, seconds: float) -> None:
+        """This rank has waited so long for data."""
+        if not self.reporter.is_alone:
+            self.data += seconds
 
     # --- hooks ----------------------------------------------------------------------------------
 
