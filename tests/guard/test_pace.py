@@ -11,38 +11,54 @@ from hora.guard.board import Phase
 from hora.guard.pace import Pace
 from hora.guard.verdict import Verdict
 
+EVEN, SLOW = [0.2, 0.2], [0.2, 0.5]
+"""Seconds per step of two ranks' own; ten such steps fill a window, of 2 and of 5 seconds."""
 
-def watched(own: Sequence[Sequence[float]], *, data: Sequence[float]) -> list[Verdict]:
-    """The verdicts after windows of 10 steps in which each rank computes and loads for so long per step.
 
-    The ranks wait for the slowest at each step, as an all-reduce makes them do.
-    """
-    stage = Stage(len(data))
-    pace = Pace(stage.judge, seconds=1.0, steps=10, windows=3)
-    for slot in stage.slots:
-        slot.phase(Phase.RUNNING, 0, 0, 0.0)
-        slot.pace(1, 0.0, 0.0, 0.0)
-    pace.tick(0.0)
-    waited = [0.0] * stage.size
-    loaded = [0.0] * stage.size
-    now = 0.0
-    for window, seconds in enumerate(own, 1):
-        longest = max(seconds)
-        now += 10 * longest
-        for rank, slot in enumerate(stage.slots):
-            waited[rank] += 10 * (longest - seconds[rank])
-            loaded[rank] += 10 * data[rank]
-            slot.pace(1 + 10 * window, loaded[rank], waited[rank], now)
+class Training:
+    """Ranks that wait for the slowest of them at each step, as an all-reduce makes them do."""
+
+    def __init__(self, size: int = 2) -> None:
+        self.stage = Stage(size)
+        self.pace = Pace(self.stage.judge)
+        self.step, self.now = 1, 0.0
+        self.waited, self.loaded = [0.0] * size, [0.0] * size
+        for slot in self.stage.slots:
+            slot.phase(Phase.RUNNING, 0, 0, 0.0)
+            slot.pace(1, 0.0, 0.0, 0.0)
+        self.pace.tick(0.0)
+
+    def go(self, own: Sequence[float], *, steps: int = 10, data: Sequence[float] = (0.0, 0.0)) -> Training:
+        """So many steps, of so many seconds of each rank's own, of them for data; then the judge looks."""
+        self.step += steps
+        self.now += steps * max(own)
+        for rank, slot in enumerate(self.stage.slots):
+            self.waited[rank] += steps * (max(own) - own[rank])
+            self.loaded[rank] += steps * data[rank]
+            slot.pace(self.step, self.loaded[rank], self.waited[rank], self.now)
         # It is away at each look, with leave: that changes nothing of what its steps were like.
-        stage.slots[0].phase(Phase.ALONE, 0, 0, now)
-        pace.tick(now)
-    return [verdict for verdict, _ in stage.desk.verdicts]
+        self.stage.slots[0].phase(Phase.ALONE, 0, 0, self.now)
+        self.pace.tick(self.now)
+        return self
+
+    def end(self) -> Training:
+        """The ranks leave."""
+        for slot in self.stage.slots:
+            slot.phase(Phase.ABSENT, 0, 0, self.now)
+        self.pace.tick(self.now)
+        return self
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        return [verdict for verdict, _ in self.stage.desk.verdicts]
 
 
 @pytest.mark.parametrize("size", [2, 3, 64])
 def test_the_slow_rank_is_named_with_how_its_time_goes(size: int) -> None:
-    own = [[0.2] * (size - 1) + [0.5]] * 3
-    [verdict] = watched(own, data=[0.05] * size)
+    training = Training(size)
+    for _ in range(3):
+        training.go([0.2] * (size - 1) + [0.5], data=[0.05] * size)
+    [verdict] = training.verdicts
     assert (verdict.kind, verdict.ranks) == ("straggler", [size - 1])
     assert "2.5 times" in verdict.text
     assert f"rank {size - 1}: data 50.0 ms, compute 450.0 ms, waiting 0.0 ms" in verdict.text
@@ -51,7 +67,10 @@ def test_the_slow_rank_is_named_with_how_its_time_goes(size: int) -> None:
 
 
 def test_slow_loading_is_told_from_slow_computing() -> None:
-    [verdict] = watched([[0.2, 0.2, 0.5]] * 3, data=[0.1, 0.1, 0.4])
+    training = Training(3)
+    for _ in range(3):
+        training.go([0.2, 0.2, 0.5], data=[0.1, 0.1, 0.4])
+    [verdict] = training.verdicts
     assert "waiting for data" in verdict.text
 
 
@@ -59,10 +78,56 @@ def test_slow_loading_is_told_from_slow_computing() -> None:
     "own",
     [
         [[0.2, 0.29]] * 6,  # under 1.5 times
-        [[0.2, 0.5], [0.5, 0.2]] * 4,  # now the one, now the other
-        [[0.2, 0.5], [0.2, 0.5], [0.2, 0.2]] * 3,  # not three times in a row
-        [[0.2, 0.5]] * 2,
+        [SLOW, SLOW[::-1]] * 4,  # now the one, now the other
+        [SLOW, SLOW, EVEN] * 3,  # not three times in a row
+        [SLOW] * 2,
     ],
 )
 def test_what_is_not_persistent_is_no_verdict(own: list[list[float]]) -> None:
-    assert watched(own, data=[0.0, 0.0]) == []
+    training = Training()
+    for seconds in own:
+        training.go(seconds)
+    assert training.end().verdicts == []
+
+
+@pytest.mark.parametrize(("steps", "told"), [(7, 0), (8, 1)])
+def test_long_steps_are_judged_one_by_one(steps: int, told: int) -> None:
+    training = Training()
+    for _ in range(steps):
+        training.go([1.0, 4.0], steps=1)
+    assert len(training.verdicts) == told
+
+
+def test_a_training_of_a_few_seconds_is_judged_at_its_end() -> None:
+    training = Training()
+    for _ in range(4):
+        training.go([0.02, 0.05], steps=30)
+    assert training.verdicts == []
+    assert [verdict.ranks for verdict in training.end().verdicts] == [[1]]
+
+
+def test_what_is_slow_only_at_first_is_no_straggler() -> None:
+    training = Training()
+    for own in [[0.02, 0.05]] * 3 + [[0.02, 0.02]] * 30:
+        training.go(own, steps=60)
+    assert training.end().verdicts == []
+
+
+def test_late_in_a_run_slowness_must_last_longer() -> None:
+    training = Training()
+    for _ in range(500):
+        training.go(EVEN)  # 1000 s
+    for _ in range(22):
+        training.go(SLOW)  # 110 s, a tenth of all
+    assert training.verdicts == []
+    assert len(training.go(SLOW).go(SLOW).verdicts) == 1
+
+
+def test_one_window_in_ten_may_differ() -> None:
+    training = Training()
+    for _ in range(500):
+        training.go(EVEN)
+    for own in [SLOW] * 12 + [EVEN] + [SLOW] * 14:
+        training.go(own)
+    [verdict] = training.verdicts
+    assert "2.4 times" in verdict.text  # (22 * 0.5 + 0.2) / (23 * 0.2), after 112 s
