@@ -25,7 +25,7 @@ class Feeding:
     def step(self, **by_rank: Sequence[Any]) -> Feeding:
         self.steps += 1
         size = self.stage.size
-        usual = {"local": None, "inputs": None, "noise": None, "states": None, "fetched": None}
+        usual = {"local": None, "inputs": None, "noise": None, "states": None, "fetched": {}}
         for rank in range(size):
             values = usual | {name: given[rank] for name, given in by_rank.items()}
             record = {"kind": "fed", "key": "1", "members": list(range(size)), "step": self.steps}
@@ -96,7 +96,8 @@ def test_what_is_not_the_same_data(steps: list[dict[str, list[str]]]) -> None:
 def test_equal_noise_for_different_samples(what: str) -> None:
     feeding = Feeding()
     for step in range(3):
-        feeding.step(inputs=[f"a{step}", f"b{step}"], local=["x", "y"], **{what: [f"n{step}", f"n{step}"]})
+        drawn: Any = {"torch": f"n{step}"} if what == "fetched" else f"n{step}"
+        feeding.step(inputs=[f"a{step}", f"b{step}"], local=["x", "y"], **{what: [drawn, drawn]})
     [verdict] = feeding.verdicts
     assert verdict.kind == "same-noise"
     assert "torch.manual_seed(seed + hora.rank())" in verdict.advice
@@ -105,9 +106,24 @@ def test_equal_noise_for_different_samples(what: str) -> None:
 def test_the_generator_that_a_data_set_uses_is_the_one_to_seed() -> None:
     feeding = Feeding()
     for step in range(3):
-        feeding.step(inputs=[f"a{step}", f"b{step}"], fetched=[f"numpy {step}", f"numpy {step}"])
+        fetched = [{"torch": f"{rank}", "numpy": f"{step}"} for rank in range(2)]
+        feeding.step(inputs=[f"a{step}", f"b{step}"], fetched=fetched)
     [verdict] = feeding.verdicts
     assert verdict.advice.endswith("numpy.random.seed(seed + hora.rank()).")
+
+
+@pytest.mark.parametrize(("how", "words"), [("workers", "of a rank draw"), ("epochs", "in each epoch")])
+def test_noise_that_loader_workers_repeat_is_told_by_a_rank(how: str, words: str) -> None:
+    feeding = Feeding()
+    record = {"kind": "noise", "how": how, "generator": "worker numpy", "where": "train.py:7", "step": 5}
+    for rank in range(2):
+        feeding.stage.post[rank].append(record)
+    feeding.stage.look()
+    [verdict] = feeding.verdicts
+    assert (verdict.kind, verdict.where, verdict.ranks) == ("same-noise", "train.py:7", [0, 1])
+    assert words in verdict.text
+    assert "numpy's random generator" in verdict.text
+    assert "torch.initial_seed()" in verdict.advice
 
 
 def test_noise_that_differs_on_one_rank_is_no_verdict() -> None:

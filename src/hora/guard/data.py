@@ -26,6 +26,9 @@ NOISE_STEPS = 2
 SEEDS = {"torch": "torch.manual_seed", "numpy": "numpy.random.seed", "random": "random.seed"}
 """What seeds a generator."""
 
+KINDS = {"torch": "torch's", "numpy": "numpy's", "random": "Python's", "own": "the data set's own"}
+"""Whose random numbers a data set draws."""
+
 
 @dataclass
 class _Group:
@@ -51,7 +54,7 @@ class _Group:
 class Data:
     """Compares what the ranks were fed."""
 
-    kinds = frozenset({"fed", "order"})
+    kinds = frozenset({"fed", "order", "noise"})
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
@@ -60,6 +63,9 @@ class Data:
     def receive(self, rank: int, record: Mapping[str, Any]) -> None:
         if record["kind"] == "order":
             self._tell_order(record)
+            return
+        if record["kind"] == "noise":
+            self._tell_repeated(record)
             return
         members = [int(member) for member in record["members"]]
         if len(members) < 2:
@@ -106,14 +112,22 @@ class Data:
                 local = {reports[rank]["local"] for rank in part}
                 group.like &= len(local) == 1 and None not in local
         different = len({value for value in fed.values() if value}) > 1
-        for what in ("states", "noise", "fetched"):
-            drawn = {record[what] for record in reports.values()}
-            if different and len(drawn) == 1 and None not in drawn:
+        if different:
+            self._compare_noise(group, list(reports.values()))
+
+    def _compare_noise(self, group: _Group, reports: Sequence[Mapping[str, Any]]) -> None:
+        for what in ("states", "noise"):
+            drawn = {record[what] for record in reports}
+            if len(drawn) == 1 and None not in drawn:
                 group.noisy += 1
                 group.drawn = group.drawn or what
-                if what == "fetched":
-                    group.generator = str(next(iter(drawn))).partition(" ")[0]
-                break
+                return
+        for kind, state in reports[0]["fetched"].items():
+            if all(record["fetched"].get(kind) == state for record in reports):
+                group.noisy += 1
+                group.drawn = group.drawn or "fetched"
+                group.generator = kind
+                return
 
     def _decide(self, key: str, group: _Group) -> None:
         if not self._judge.replicas.is_one_training(key, steps=group.seen):
@@ -170,11 +184,31 @@ class Data:
                 text=f"Ranks draw the same random noise for different samples: in {group.noisy} of the first "
                 f"{group.seen} steps {what}. The ranks' noise then does not average out as it does on one "
                 "worker.",
-                advice="Seed alike only while the model is built, and after that differently: "
-                f"{SEEDS.get(group.generator, SEEDS['torch'])}(seed + hora.rank()).",
+                advice=_seed_advice(group.generator),
                 ranks=group.members,
                 where=group.where,
                 step=group.seen,
+            ),
+            key=("same-noise",),
+        )
+
+    def _tell_repeated(self, record: Mapping[str, Any]) -> None:
+        whose = KINDS[str(record["generator"]).rpartition(" ")[2]]
+        text = {
+            "workers": "The loader workers of a rank draw the same random numbers for different samples: "
+            f"{whose} random generator starts from the same state in each of them.",
+            "epochs": f"The loader workers draw the same random numbers in each epoch: {whose} random "
+            "generator starts from the same state whenever they are started, though the samples come in a "
+            "new order.",
+        }[record["how"]]
+        self._judge.find(
+            Verdict(
+                kind="same-noise",
+                text=text,
+                advice=_seed_advice(record["generator"]),
+                ranks=list(range(self._judge.size)),
+                where=record["where"],
+                step=int(record["step"]),
             ),
             key=("same-noise",),
         )
@@ -220,6 +254,27 @@ class Data:
             ),
             key=("same-order",),
         )
+
+
+def _seed_advice(generator: str) -> str:
+    """What to do about a generator that several draw from in the same state."""
+    place, _, kind = generator.rpartition(" ")
+    if kind == "own":
+        return (
+            "The data set keeps a random generator of its own, and each rank and loader worker has a copy. "
+            "Draw from torch's or numpy's global one, or seed it from torch.initial_seed() in each worker "
+            "(worker_init_fn), with torch.manual_seed(seed + hora.rank()) in the script."
+        )
+    if place:
+        return (
+            "Write torch.manual_seed(seed + hora.rank()) before the loop: each epoch, torch draws from it "
+            "what seeds the generators of its loader workers, numpy's and Python's too. A worker_init_fn "
+            "that seeds them itself must do so from torch.initial_seed()."
+        )
+    return (
+        "Seed alike only while the model is built, and after that differently: "
+        f"{SEEDS.get(kind, SEEDS['torch'])}(seed + hora.rank())."
+    )
 
 
 def _parts(values: Mapping[int, str]) -> Sequence[set[int]]:

@@ -63,7 +63,7 @@ class Inputs:
         self._until = FIRST
         self._forwards: list[_Forward] = []
         self._noise: list[tuple[tuple[int, ...], int]] = []
-        self._fetched: list[str] = []
+        self._fetched: dict[str, str] = {}
         self._undo: list[Callable[[], None]] = []
         self.is_open = False
         self.followers: list[Callable[[str | None], None]] = []
@@ -94,10 +94,11 @@ class Inputs:
         """Modules that were called from outside of any module, while training."""
         return iter(list(self._roots))
 
-    def fetched(self, before: Sequence[str]) -> None:
-        """A batch was loaded in this process, with generators that were in these states before."""
+    def fetched(self, drawn: Mapping[str, str]) -> None:
+        """A batch was loaded; for each kind of generator that it drew from, the state from which."""
         if self._undo:
-            self._fetched += before
+            for kind, state in drawn.items():
+                self._fetched[kind] = f"{self._fetched.get(kind, '')} {state}"
 
     def stepped(self, group: Group) -> None:
         """An optimizer has made a step with what was fed."""
@@ -130,7 +131,7 @@ class Inputs:
                     "states": combined([hash_of(repr(state).encode()) for state in states])
                     if states
                     else None,
-                    "fetched": ",".join(self._fetched) or None,
+                    "fetched": dict(self._fetched),
                 }
             )
         self._forget()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-import random
 import sys
 import time
 import weakref
@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy
 import torch
 from torch.utils.data import RandomSampler, SubsetRandomSampler
 from torch.utils.data import dataloader as loaders
@@ -19,7 +18,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from hora.torch._guard import user_frames
 from hora.torch.watch._digest import sample
-from hora.torch.watch._inputs import hash_of, random_state, replace
+from hora.torch.watch._inputs import replace
+from hora.torch.watch._noise import Noise
 
 if TYPE_CHECKING:
     from hora.torch._loader import Loader
@@ -81,6 +81,7 @@ class Orders:
         self._drawn: dict[str, list[_Drawn]] = {}
         self._own: _Own | None = None
         self._told = False
+        self._noise = Noise(watch)
 
     def install(self) -> Callable[[], None]:
         """Watch from now on, until the returned function is called."""
@@ -116,11 +117,10 @@ class Orders:
                 watch.loading -= 1
                 watch.loaded(time.perf_counter() - began)
                 watch.plan.batches += 1
-                if "_hora_states" in iterator.__dict__:
-                    self._fetched(iterator)
                 epoch = self._epoch(iterator)
                 if epoch is not None:
                     epoch.last = watch.step
+                    watch.harmless(functools.partial(self._noise.delivered, iterator, epoch.indices.copy))
 
         def permuting(original: Callable[..., Any]) -> Callable[..., Any]:
             def permute(n: Any, *args: Any, **kwargs: Any) -> Any:
@@ -133,6 +133,7 @@ class Orders:
 
         for name, function in zip(originals, (init, reset, next_index, following), strict=True):
             setattr(base, name, function)
+        forget = self._noise.install()
         restore = replace(torch, "randperm", permuting)
         watch.inputs.followers.append(self._follow)
 
@@ -141,6 +142,7 @@ class Orders:
                 if getattr(base, name) is function:
                     setattr(base, name, originals[name])
             restore()
+            forget()
 
         return undo
 
@@ -155,24 +157,28 @@ class Orders:
             known = self._epoch(iterator)
             if known is None or known.indices:
                 if type(loader.batch_sampler).__module__.startswith("hora."):
+                    self._noise.unwatched()
                     return  # inside a loader of Hora's
                 frames = user_frames(1)
                 where = f"{frames[0][0]}:{frames[0][1]}" if frames else None
                 iterator._hora_epoch = _Epoch(self, weakref.ref(loader), where, self._watch.step)
+                self._noise.begins(iterator, loader, where)
                 self._watch.plan.loader(loader)
 
         self._watch.harmless(start)
 
     def _see(self, iterator: Any, index: Any) -> None:
         epoch = self._epoch(iterator)
-        if epoch is None or epoch.compared or self._watch.loading > 1:
+        if epoch is None or self._watch.loading > 1:
             return
 
         def see() -> None:
             if index is not None:
+                self._noise.will_load(iterator)
+            if epoch.compared:
+                return
+            if index is not None:
                 epoch.indices += index if isinstance(index, list | tuple) else [index]
-                if self._watch.inputs.is_open:
-                    iterator._hora_states = _states()
             if index is None or len(epoch.indices) >= SEEN:
                 del epoch.indices[4 * SEEN :]
                 epoch.compared = True
@@ -202,12 +208,6 @@ class Orders:
             return
         how = "set_epoch" if hasattr(sampler, "set_epoch") else "generator"
         self._tell(how, epoch.where, type(sampler).__name__)
-
-    def _fetched(self, iterator: Any) -> None:
-        before = iterator.__dict__.pop("_hora_states")
-        if type(iterator).__name__ == "_SingleProcessDataLoaderIter":
-            pairs = zip(before, _states(), strict=True)
-            self._watch.inputs.fetched([old for old, new in pairs if old != new])
 
     # --- loaders of Hora ------------------------------------------------------------------------
 
@@ -281,14 +281,3 @@ def _shuffles(sampler: Any, indices: Sequence[Any]) -> bool:
     if not hasattr(sampler, "set_epoch") or not all(isinstance(index, int) for index in indices):
         return False
     return any(second < first for first, second in itertools.pairwise(indices))
-
-
-def _states() -> list[str]:
-    """The states of the random generators that a data set may use."""
-    name, keys, position, *rest = numpy.random.get_state(legacy=True)
-    numbers = numpy.asarray(keys).tobytes() + repr((name, position, rest)).encode()
-    return [
-        f"torch {random_state()}",
-        f"random {hash_of(repr(random.getstate()).encode())}",
-        f"numpy {hash_of(numbers)}",
-    ]
