@@ -20,5 +20,5 @@ hora.broadcast_parameters(model)
 for batch, mask in hora.track(loader, epochs=2):
     optimizer.zero_grad()
     loss = nn.functional.cross_entropy(model(batch).transpose(1, 2), batch, reduction="none")
-    (loss * mask).sum().div(mask.sum()).backward()
+    (loss * mask).sum().div(mask.sum()).backward()  # <- here
     optimizer.step()

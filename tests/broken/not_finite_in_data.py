@@ -25,5 +25,5 @@ optimizer = hora.DistributedOptimizer(
 hora.broadcast_parameters(model.state_dict(), root_rank=0)
 for batch, target in loader:
     optimizer.zero_grad()
-    nn.functional.mse_loss(model(batch), target).backward()
+    nn.functional.mse_loss(model(batch), target).backward()  # <- here
     optimizer.step()

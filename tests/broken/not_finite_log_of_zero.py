@@ -20,5 +20,5 @@ hora.broadcast_parameters(model)
 for (batch,) in hora.track(loader, epochs=2):
     optimizer.zero_grad()
     loss = -torch.log(model(batch).clamp(min=0)).mean()
-    loss.backward()
+    loss.backward()  # <- here
     optimizer.step()

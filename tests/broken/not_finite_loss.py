@@ -20,5 +20,5 @@ hora.broadcast_parameters(model)
 for (batch,) in hora.track(loader, epochs=2):
     optimizer.zero_grad()
     loss = -torch.log(torch.relu(model(batch))).mean()
-    loss.backward()
+    loss.backward()  # <- here
     optimizer.step()

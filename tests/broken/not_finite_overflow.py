@@ -20,5 +20,5 @@ hora.broadcast_parameters(model)
 for (batch,) in hora.track(loader, epochs=2):
     optimizer.zero_grad()
     rate = torch.exp(model(batch))
-    (rate - model(batch)).mean().backward()
+    (rate - model(batch)).mean().backward()  # <- here
     optimizer.step()

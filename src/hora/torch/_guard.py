@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from hora.torch._process_sets import ProcessSet
     from hora.torch._request import Request
 
-__all__ = ["Guard", "Site", "at", "collective", "connect", "inside", "meeting", "user_frames", "user_site"]
+__all__ = ["Guard", "Site", "at", "collective", "connect", "inside", "meeting", "user_frame", "user_frames", "user_site"]
 
 FRAMES = 12
 """User frames looked at for a condition on the rank."""
@@ -302,13 +302,18 @@ def at() -> tuple[str | None, str | None, tuple[Block, ...]]:
 
 def user_site(depth: int) -> Site | None:
     """The user's innermost place among the frames from this depth on, cheaper than its line."""
+    frame = user_frame(depth + 1)
+    return None if frame is None else (frame.f_code.co_filename, frame.f_code.co_firstlineno, frame.f_lasti)
+
+
+def user_frame(depth: int) -> FrameType | None:
+    """The user's innermost frame among those from this depth on."""
     frame: FrameType | None = sys._getframe(depth)
     known = _user_files
     while frame is not None:
-        code = frame.f_code
-        file = code.co_filename
-        if known[file] if file in known else _is_user(code):
-            return file, code.co_firstlineno, frame.f_lasti
+        file = frame.f_code.co_filename
+        if known[file] if file in known else _is_user(frame.f_code):
+            return frame
         frame = frame.f_back
     return None
 

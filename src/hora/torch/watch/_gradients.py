@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from types import CodeType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
 
 from hora.guard.reporter import Reporter
-from hora.torch._guard import user_site
+from hora.torch._guard import user_frame
 from hora.torch.watch._digest import digests
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from hora.torch.watch._group import Group
     from hora.torch.watch._watch import Watch
 
-__all__ = ["EARLY", "Losses", "is_skipped", "look_for_idle", "note_bucket", "note_plain", "take_bad"]
+__all__ = ["EARLY", "Losses", "Pass", "is_skipped", "look_for_idle", "note_bucket", "note_plain", "take_bad"]
 
 EARLY = 8
 """Steps in which a parameter must have got a gradient once, on any rank, and have changed."""
@@ -36,11 +37,30 @@ NOTICEABLE = 4.0
 """A change of so many units in the last place must show in a parameter."""
 
 
+class Pass(NamedTuple):
+    """A backward pass.
+
+    Attributes:
+        number: how many there have been with it.
+        code: the user's that called it; None: nobody's.
+        line: of that code's file.
+    """
+
+    number: int
+    code: CodeType | None
+    line: int
+
+    @property
+    def where(self) -> str | None:
+        """``file:line``."""
+        return f"{self.code.co_filename}:{self.line}" if self.code is not None else None
+
+
 class Losses:
     """The losses that backward passes start from.
 
     Attributes:
-        passes: backward passes so far.
+        last: the backward pass that began last.
         stepped: how many there had been at the last step.
         scaled: whether a GradScaler multiplies them, which may overflow where their gradients do not.
 
@@ -49,11 +69,16 @@ class Losses:
     """
 
     def __init__(self, guard: Guard) -> None:
-        self.passes = 0
+        self.last = Pass(0, None, 0)
         self.stepped = 0
         self.scaled = False
         self._guard = guard
-        self._last: float | torch.Tensor | None = None
+        self._value: float | torch.Tensor | None = None
+
+    @property
+    def passes(self) -> int:
+        """Backward passes so far."""
+        return self.last.number
 
     @property
     def since_step(self) -> int:
@@ -63,8 +88,8 @@ class Losses:
     @property
     def is_fine(self) -> bool:
         """Whether the last loss is known to be finite."""
-        last = self._last
-        return isinstance(last, float) and last - last == 0.0
+        value = self._value
+        return isinstance(value, float) and value - value == 0.0
 
     def install(self) -> Callable[[], None]:
         """See each backward pass, until the returned function is called."""
@@ -72,14 +97,20 @@ class Losses:
         guard = self._guard
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            self.passes += 1
             if type(tensors) is torch.Tensor and tensors.is_cpu and tensors.numel() == 1:
-                self._last = tensors.item()
+                self._value = tensors.item()
             elif isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
-                self._last = tensors.detach()
+                self._value = tensors.detach()
             else:
-                self._last = None
-            outer, guard.site = guard.site, user_site(2)
+                self._value = None
+            outer = guard.site
+            frame, number = user_frame(2), self.last.number + 1
+            if frame is None:
+                self.last, guard.site = Pass(number, None, 0), None
+            else:
+                code = frame.f_code
+                self.last = Pass(number, code, frame.f_lineno)
+                guard.site = code.co_filename, code.co_firstlineno, frame.f_lasti
             try:
                 original(tensors, *args, **kwargs)
             finally:
@@ -88,7 +119,7 @@ class Losses:
         torch.autograd.backward = backward
 
         def undo() -> None:
-            self._last = None
+            self._value = None
             if torch.autograd.backward is backward:
                 torch.autograd.backward = original
 
@@ -96,12 +127,12 @@ class Losses:
 
     def fault(self, *, wait: bool = True) -> str | None:
         """What is wrong with the last loss; None: nothing, or nobody knows without waiting for a GPU."""
-        last = self._last
-        if isinstance(last, torch.Tensor):
-            if not (wait or last.device == _CPU):
+        value = self._value
+        if isinstance(value, torch.Tensor):
+            if not (wait or value.device == _CPU):
                 return None
-            last = last.item()
-        return _fault(last) if isinstance(last, float) and last - last != 0.0 else None
+            value = value.item()
+        return _fault(value) if isinstance(value, float) and value - value != 0.0 else None
 
 
 def note_bucket(watch: Watch, group: Group, bucket: Bucket) -> None:
@@ -110,7 +141,7 @@ def note_bucket(watch: Watch, group: Group, bucket: Bucket) -> None:
     if not payload.is_cpu:
         maxima = _maxima(bucket.gradients())
         group.local.append(maxima)
-        group.pending[id(bucket)] = (bucket.names, maxima, watch.losses.passes)
+        group.pending[id(bucket)] = (bucket.names, maxima, watch.losses.last)
         return
     # The buffer was written just now, so that most of it is still in a cache.
     total = payload.sum().item() if payload.dtype is torch.float32 else _total(payload)
@@ -123,7 +154,7 @@ def note_bucket(watch: Watch, group: Group, bucket: Bucket) -> None:
     if found is None:
         group.bad.pop(id(bucket), None)
     elif id(bucket) not in group.bad:
-        group.bad[id(bucket)] = found | {"loss": watch.losses.fault(), "order": watch.losses.passes}
+        group.bad[id(bucket)] = found | _of(watch.losses)
 
 
 def note_plain(group: Group, losses: Losses) -> None:
@@ -139,7 +170,7 @@ def note_plain(group: Group, losses: Losses) -> None:
     if gradients[0].device.type != "cpu":
         maxima = _maxima(gradients)
         names = group.names
-        group.pending[0] = ([names[index] for index, _ in present], maxima, losses.passes)
+        group.pending[0] = ([names[index] for index, _ in present], maxima, losses.last)
         return
     small: dict[torch.dtype, list[torch.Tensor]] = {}
     totals: list[float] = []
@@ -156,7 +187,13 @@ def note_plain(group: Group, losses: Losses) -> None:
         pairs = zip((names[index] for index, _ in present), gradients, strict=True)
         found = _scan(pairs)
         if found:
-            group.bad[0] = found | {"loss": losses.fault(), "order": losses.passes}
+            group.bad[0] = found | _of(losses)
+
+
+def _of(losses: Losses, *, fault: str | None = None) -> dict[str, Any]:
+    """What belongs to the last backward pass in a report: its loss, its order and its line."""
+    last = losses.last
+    return {"loss": fault or losses.fault(), "order": last.number, "where": last.where}
 
 
 def is_skipped(optimizer: Optimizer) -> bool:
@@ -181,11 +218,11 @@ def take_bad(group: Group, losses: Losses) -> dict[str, Any] | None:
         event = torch.Event(device=together.device)
         event.record()
         names = [name for names, _, _ in group.pending.values() for name in names]
-        order = max(order for _, _, order in group.pending.values())
-        group.away.append((event, host, names, group.steps, order))
+        last = max((last for _, _, last in group.pending.values()), key=lambda last: last.number)
+        group.away.append((event, host, names, group.steps, last))
         group.pending.clear()
     while group.away and group.away[0][0].query():
-        _, host, names, step, order = group.away.popleft()
+        _, host, names, step, last = group.away.popleft()
         if not bool(torch.isfinite(host).all()):
             found = [(name, value) for name, value in zip(names, host.tolist(), strict=True)]
             wrong = [(name, value) for name, value in found if not math.isfinite(value)]
@@ -194,14 +231,15 @@ def take_bad(group: Group, losses: Losses) -> dict[str, Any] | None:
                 "count": len(wrong),
                 "value": _fault(wrong[0][1]),
                 "loss": None,
-                "order": order,
+                "order": last.number,
+                "where": last.where,
                 "step": step,
             }
     if not group.bad:
         fault = None if losses.scaled else losses.fault(wait=False)
         if fault is None:
             return None
-        return {"names": [], "count": 0, "value": fault, "loss": fault, "order": losses.passes}
+        return {"names": [], "count": 0, "value": fault} | _of(losses, fault=fault)
     first = min(group.bad.values(), key=lambda bad: int(bad["order"]))
     group.bad.clear()
     return first

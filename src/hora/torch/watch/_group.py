@@ -9,13 +9,16 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from hora.torch.watch._digest import combined, digests
+
+if TYPE_CHECKING:
+    from hora.torch.watch._gradients import Pass
 
 __all__ = ["Group", "is_plain"]
 
@@ -92,8 +95,8 @@ class Group:
         self.changes = False
         self.local: list[Any] = []
         self.bad: dict[int, dict[str, Any]] = {}
-        self.pending: dict[int, tuple[list[str], torch.Tensor, int]] = {}
-        self.away: collections.deque[tuple[Any, torch.Tensor, list[str], int, int]] = collections.deque()
+        self.pending: dict[int, tuple[list[str], torch.Tensor, Pass]] = {}
+        self.away: collections.deque[tuple[Any, torch.Tensor, list[str], int, Pass]] = collections.deque()
         self.written: list[dict[str, Any]] = []
         self.restored: list[dict[str, Any]] = []
         self.steered: list[tuple[int, list[float]]] = []

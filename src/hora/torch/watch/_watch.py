@@ -308,8 +308,8 @@ class Watch:
                 "members": group.members if group.distributed or group.averaged else [self.rank],
                 "own": group.distributed or not group.averaged,
                 "step": group.steps,
-                "where": here(),
                 **bad,
+                "where": bad["where"] or here(),
             }
         )
 
