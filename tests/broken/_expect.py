@@ -7,6 +7,7 @@ The header is a block of comments, one ``# key: value`` a line:
 ``verdict``    the kind of the one verdict that it must produce; ``a | b``: either; none: no verdict
 ``at-fault``   the verdict's ``ranks``
 ``call``       part of the verdict's ``call``
+``says``       part of the verdict's ``text``
 ``options``    more flags of ``hora run``
 ``ends``       ``error``: with an exit code; ``hang``: the same, by ``--stall-abort``; ``ok``: with 0
 ``after``      text of the output line that comes right before the fault
@@ -188,6 +189,8 @@ def _details(script: Script, verdict: dict[str, Any]) -> Iterator[str]:
             yield f"it blames ranks {verdict['ranks']}, not {ranks}: {verdict['text']}"
     if "call" in header and header["call"] not in (verdict["call"] or ""):
         yield f"its call is {verdict['call']!r}, not {header['call']!r}: {verdict['text']}"
+    if header.get("says", "") not in verdict["text"]:
+        yield f"it does not say {header['says']!r}: {verdict['text']}"
     if script.lines and verdict["where"] not in [f"{script.path}:{line}" for line in script.lines]:
         yield f"its line is {verdict['where']!r}, not one of {script.lines}: {verdict['text']}"
     for part in ("text", "advice"):

@@ -23,6 +23,7 @@ class Desk:
         self.verdicts: list[tuple[Verdict, bool]] = []
         self.earlier: list[Earlier] = []
         self.asked: list[int] = []
+        self.stopped: dict[int, dict[int, str]] = {}
         self.complaints: list[str] = []
 
     def send(self, rank: int, record: Mapping[str, Any]) -> None:
@@ -34,6 +35,9 @@ class Desk:
 
     def ask_stack(self, rank: int) -> None:
         self.asked.append(rank)
+
+    def stopped_children(self, rank: int) -> Mapping[int, str]:
+        return self.stopped.get(rank, {})
 
     def complain(self, text: str) -> None:
         self.complaints.append(text)

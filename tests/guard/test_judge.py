@@ -332,6 +332,19 @@ def test_a_late_rank_is_named_with_its_stack(size: int) -> None:
     assert len(stage.desk.verdicts) == 1
 
 
+def test_a_stopped_process_of_a_late_rank_is_named() -> None:
+    stage = Stage(2, stall_after=30.0)
+    now = time.monotonic()
+    stage.call(1, since=now)
+    stage.desk.stopped[0] = {77: "loader worker (pid 77)", 78: "loader worker (pid 78)"}
+    stage.look(now=now + 31)
+    stage.judge.stack(0, _stack(0))
+    stage.look(now=now + 31)
+    [(verdict, _)] = stage.desk.verdicts
+    assert "Its loader worker (pid 77) and loader worker (pid 78) are stopped (SIGSTOP)." in verdict.text
+    assert verdict.advice == "Find out what has stopped it; `kill -CONT 77 78` lets it go on."
+
+
 def test_a_stack_that_does_not_come_holds_the_verdict_up_for_a_second() -> None:
     stage = Stage(2, stall_after=30.0)
     now = time.monotonic()

@@ -185,6 +185,41 @@ raise ConnectionResetError("Connection reset by peer")
     assert "rank 1: echo" in ended.err
 
 
+def test_a_loader_worker_that_was_killed_is_named_where_only_its_connection_is_seen(bench: Bench) -> None:
+    ended = bench(
+        WAIT
+        + """
+import multiprocessing
+multiprocessing.set_start_method("fork")
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+class _MultiProcessingDataLoaderIter:  # as torch's, without torch
+    def __init__(self):
+        self.ours, theirs = multiprocessing.Pipe()
+        self._workers = [multiprocessing.Process(target=die)]
+        for worker in self._workers: worker.start()
+        theirs.close()
+
+    def next(self):
+        return self.ours.recv()
+
+if rank == 0:
+    loader = _MultiProcessingDataLoaderIter()
+    print("pid", loader._workers[0].pid)
+    loader.next()
+wait_for_failure_of(0)
+raise ConnectionResetError("Connection reset by peer")
+"""
+    )
+    pid = re.search(r"pid (\d+)", ended.out)
+    assert pid is not None
+    assert f"Loader worker (pid {pid[1]}) of rank 0 was killed by SIGKILL." in ended.err
+    assert "rank 0 of 2 failed" in ended.err
+    assert "rank 1: echo" in ended.err
+
+
 def test_without_anything_better_an_echo_is_the_failure(bench: Bench) -> None:
     ended = bench("if rank == 0: raise ConnectionResetError('Connection reset by peer')")
     assert ended.code == 1

@@ -58,6 +58,10 @@ class Desk(Protocol):
         """Have a rank's stack taken; it comes back by :meth:`Judge.stack`."""
         ...
 
+    def stopped_children(self, rank: int) -> Mapping[int, str]:
+        """The processes that a rank has started and that are stopped: their pids, and what they are."""
+        ...
+
     def complain(self, text: str) -> None:
         """Say that the guard itself has a problem."""
         ...

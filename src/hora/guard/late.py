@@ -41,6 +41,8 @@ class _Case:
     asked: float
     asked_of: Sequence[int]
     stacks: dict[int, str] = field(default_factory=dict)
+    children: dict[int, Mapping[int, str]] = field(default_factory=dict)
+    """Processes of the late ranks that are stopped."""
     told: bool = False
 
 
@@ -106,6 +108,7 @@ class Late:
             if not missing:
                 missing = [rank for rank, stack in case.stacks.items() if stack.startswith(STOPPED)]
             case.told = True
+            case.children = {rank: self._judge.desk.stopped_children(rank) for rank in missing[:SHOWN_RANKS]}
             end = ""
             if waited >= limit:
                 name = "--stall-abort" if options.stall_abort else "HORA_TIMEOUT"
@@ -134,7 +137,7 @@ class Late:
                 "and whether a rank is stopped."
             )
         else:
-            doing = " ".join(self._doing(rank, case.stacks.get(rank)) for rank in missing[:SHOWN_RANKS])
+            doing = " ".join(self._doing(rank, case) for rank in missing[:SHOWN_RANKS])
             more = (
                 f" {len(missing) - SHOWN_RANKS} more ranks are missing." if len(missing) > SHOWN_RANKS else ""
             )
@@ -145,6 +148,9 @@ class Late:
             )
             hint = next((hint for rank in missing if (hint := _hint(case.stacks.get(rank, "")))), "")
             advice = f"{hint} {advice}" if hint else advice
+            pids = [str(pid) for rank in missing[:SHOWN_RANKS] for pid in case.children.get(rank, {})]
+            if pids:
+                advice = f"Find out what has stopped it; `kill -CONT {' '.join(pids)}` lets it go on."
         where = next(
             (line for line in (user_line(case.stacks.get(rank, "")) for rank in missing) if line), None
         )
@@ -166,7 +172,8 @@ class Late:
         if found is not None:
             self._found[place] = found
 
-    def _doing(self, rank: int, stack: str | None) -> str:
+    def _doing(self, rank: int, case: _Case) -> str:
+        stack = case.stacks.get(rank)
         head = self._judge.places.heads[rank]
         who = f"Rank {rank}"
         if head.phase == Phase.ABSENT and head.calls == 0:
@@ -180,7 +187,9 @@ class Late:
         frames = _frames(stack)
         if not frames:
             return f"{who}; {stack.strip()}."
-        return f"{who}; it is in {' < '.join(frames[:SHOWN_FRAMES])}."
+        children = list(case.children.get(rank, {}).values())
+        parts = f" Its {' and '.join(children)} {'is' if len(children) == 1 else 'are'} stopped (SIGSTOP)."
+        return f"{who}; it is in {' < '.join(frames[:SHOWN_FRAMES])}.{parts if children else ''}"
 
 
 def _still(missing: Sequence[int]) -> str:

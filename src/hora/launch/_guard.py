@@ -25,6 +25,7 @@ from hora.guard.board import Board
 from hora.guard.judge import Judge, Options
 from hora.guard.verdict import Earlier, Verdict
 from hora.guard.waits import waits
+from hora.launch._children import stopped
 from hora.launch._link import Link
 from hora.launch._loop import Loop
 from hora.launch._stacks import Stacks
@@ -83,6 +84,7 @@ class Guard:
         self._job, self._run, self._loop = job, run, loop
         self._say, self._alarmed, self._announce = say, alarmed, announce
         self._links: dict[int, Link] = {}
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._complaints = 0
         self._late_told = False
         self._echo: Callable[[], None] | None = None
@@ -131,6 +133,7 @@ class Guard:
         self._own_ends = self._rank_ends = None
         theirs.close()
         os.close(writer)
+        self._processes[rank] = process
         self._stacks.add(rank, process, reader, writer=writer)
         self._links[rank] = Link(
             ours,
@@ -238,6 +241,10 @@ class Guard:
     def ask_stack(self, rank: int) -> None:
         """Have a rank's stack taken."""
         self._stacks.ask(rank)
+
+    def stopped_children(self, rank: int) -> Mapping[int, str]:
+        """The processes that a rank has started and that are stopped: their pids, and what they are."""
+        return {child.pid: str(child) for child in stopped(self._processes[rank].pid)}
 
     def complain(self, text: str) -> None:
         """Say what is wrong with the guard, or with what it hears."""

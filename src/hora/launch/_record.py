@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 __all__ = ["ECHO_TEXT", "describe", "looks_like_echo", "shortened"]
@@ -29,6 +30,12 @@ ECHO_TEXT = re.compile(
     re.IGNORECASE,
 )
 """What Gloo, NCCL, torch's TCPStore and the socket layer say when a peer has gone."""
+
+LOADER = "_MultiProcessingDataLoaderIter"
+"""The class of torch that talks with loader workers."""
+
+DYING = 1.0
+"""Seconds in which a loader worker that has hung up ends; its connections close before that."""
 
 
 def looks_like_echo(kind: str, message: str) -> bool:
@@ -55,13 +62,14 @@ def describe(error: BaseException) -> dict[str, Any]:
     kind = type(error).__name__
     if type(error).__module__ not in ("builtins", "__main__"):
         kind = f"{type(error).__module__}.{kind}"
+    lost, text = _lost_loader(error), _text(error)
     return {
         "type": kind,
-        "message": _text(error),
-        "traceback": "".join(details.format()),
+        "message": f"{lost} {text}".rstrip() if lost else text,
+        "traceback": "".join(details.format()) + (f"{lost}\n" if lost else ""),
         "where": _own_line(frames),
         "hora": _hora_parts(error),
-        "echo": _is_echo(error),
+        "echo": not lost and _is_echo(error),
         "exit": isinstance(error, SystemExit),
         "code": error.code & 0xFF if isinstance(error, SystemExit) and isinstance(error.code, int) else 1,
     }
@@ -112,6 +120,47 @@ def _of_a_child(error: BaseException) -> bool:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return trace is not None and f"{os.sep}multiprocessing{os.sep}" in trace.tb_frame.f_code.co_filename
+
+
+def _lost_loader(error: BaseException) -> str:
+    """Which loader worker has ended, if that is what an error in torch's data loader comes from."""
+    try:
+        workers = [worker for loader in _loaders(error) for worker in loader._workers]
+        if workers and _of_a_child(error):
+            from multiprocessing.connection import wait
+
+            wait([worker.sentinel for worker in workers], DYING)
+        return " ".join(_end(worker) for worker in workers if worker.exitcode)
+    except Exception as problem:  # noqa: BLE001 - the failure itself must get through
+        return f"(Its loader workers cannot be looked at: {type(problem).__name__}.)"
+
+
+def _end(worker: Any) -> str:
+    import signal
+
+    who = f"Loader worker (pid {worker.pid}) of rank {os.environ.get('HORA_RANK', '?')}"
+    if worker.exitcode > 0:
+        return f"{who} ended with exit code {worker.exitcode}."
+    number = -worker.exitcode
+    names = {one.value: one.name for one in signal.Signals}
+    memory = " The kernel does so when memory runs out." if number == signal.SIGKILL else ""
+    return f"{who} was killed by {names.get(number, f'signal {number}')}.{memory}"
+
+
+def _loaders(error: BaseException) -> Iterator[Any]:
+    """The data loaders in whose methods an error came up."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        trace = current.__traceback__
+        while trace is not None:
+            owner = trace.tb_frame.f_locals.get("self")
+            if id(owner) not in seen and any(kind.__name__ == LOADER for kind in type(owner).__mro__):
+                seen.add(id(owner))
+                yield owner
+            trace = trace.tb_next
+        current = current.__cause__ or current.__context__
 
 
 def _strip(details: Any, seen: set[int]) -> None:
