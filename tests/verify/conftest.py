@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.verify.forks import Forks
@@ -27,15 +28,15 @@ def forks() -> Iterator[Forks]:
 def ask(forks: Forks, tmp_path: Path) -> Ask:
     """Verify ``scripts/<name>.py``, or a path, with so many workers."""
 
-    def ask(script: str | Path, *, workers: int = 2, steps: int = 8, float64: bool = False) -> Report:
+    def ask(script: str | Path, *, workers: int = 2, steps: int = 8, **options: Any) -> Report:
         path = SCRIPTS / f"{script}.py" if isinstance(script, str) else script
         question = Question(
             target=ScriptTarget(str(path)),
             workers=workers,
             steps=steps,
             folder=tmp_path / "verify",
-            float64=float64,
             runner=forks,
+            **options,
         )
         return verify(question, say=lambda line: None)
 

@@ -56,6 +56,41 @@ def test_the_cause_is_named(ask: Ask, script: str) -> None:
     assert shown[-1].largest < 1e-9
 
 
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("batch_per_worker", "with 2 times the batch and 2 times its learning rate: 6 steps"),
+        ("rate_unscaled", "with 2 times the batch and its learning rate, not scaled: 6 steps"),
+    ],
+)
+def test_a_batch_per_worker_can_be_accepted(ask: Ask, script: str, words: str) -> None:
+    report = ask(script, steps=6, per_worker_batch=True)
+    assert report.equal
+    assert report.causes == []
+    assert report.lines()[0].startswith(f"2 workers = 1 worker on the same samples, {words}")
+    assert report.compared.largest < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("script", "causes"),
+    [
+        ("rate_twice", ["learning-rate"]),
+        ("same_samples", ["samples"]),
+        ("own_order", ["samples"]),  # as many samples as one worker uses, and others
+        ("never_averaged", ["averaging"]),
+    ],
+)
+def test_all_else_is_judged_where_a_batch_per_worker_is_accepted(
+    ask: Ask, script: str, causes: list[str]
+) -> None:
+    report = ask(script, steps=6, per_worker_batch=True)
+    assert not report.equal
+    assert [found.name for found in report.causes] == causes
+    if script == "rate_twice":
+        assert "it is scaled twice" in report.causes[0].why
+        assert "accepted: 1 worker on the same samples, with 2 times the batch" in " ".join(report.lines())
+
+
 def test_workers_that_read_the_same_are_found_although_nothing_else_differs(ask: Ask) -> None:
     report = ask("same_samples")
     assert report.compared.parting is None

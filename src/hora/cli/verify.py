@@ -33,6 +33,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--float64", action="store_true", help="compute in float64, with a tolerance that leaves no doubt"
     )
     parser.add_argument(
+        "--per-worker-batch",
+        action="store_true",
+        help="accept that the global batch grows with the workers; all else is still judged",
+    )
+    parser.add_argument(
         "--horovod", action="store_true", help="as for hora run: `import horovod.torch` gives Hora"
     )
     parser.add_argument(
@@ -76,6 +81,7 @@ def main(arguments: argparse.Namespace) -> int:
             steps=steps,
             folder=Path(run.path),
             float64=arguments.float64,
+            per_worker_batch=arguments.per_worker_batch,
             env=env,
             timeout=timeout,
         ),

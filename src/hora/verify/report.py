@@ -124,6 +124,7 @@ class Report:
         many: and with several.
         shown: their comparison in the script's own dtype.
         compared: the comparison that decides; in float64 where the first one found a difference.
+        accepted: a difference of N workers from one that was asked to be accepted, in words.
         rounding: the comparison in float64, if it was made beside that of the script's own dtype.
         causes: found; empty when the runs agree, or when none of the known ones explains it.
         experiments: in the order in which they were made.
@@ -145,6 +146,7 @@ class Report:
     folder: Path
     runs: Sequence[Run]
     asked: int
+    accepted: str = ""
 
     @property
     def equal(self) -> bool:
@@ -161,7 +163,10 @@ class Report:
         if self.causes:
             return f"{self.workers} workers and 1 worker train the same model for {counted}, but:"
         largest, tolerance = self.compared.largest, self.compared.tolerance
-        text = f"{self.workers} workers = 1 worker: {counted}, largest relative difference {largest:.0e}"
+        one = f"1 worker {self.accepted}".rstrip()
+        text = f"{self.workers} workers = {one}: {counted}, largest relative difference {largest:.0e}"
+        if self.accepted:
+            return f"{text} in {tolerance.dtype}"
         if self.rounding is not None:
             return (
                 f"{text} in float64; {self.shown.largest:.0e} in {self.shown.tolerance.dtype} is rounding, "
@@ -195,6 +200,8 @@ class Report:
             )
         elif self.compared.parting is not None and len(self.causes) > 1:
             lines.append(f"Only without all {len(self.causes)} the runs agree.")
+        if self.accepted and self.causes:
+            lines.append(f"accepted: 1 worker {self.accepted}.")
         lines += [f"note: {note}" for note in (*self.notes, *self._endings())]
         return lines
 
@@ -227,6 +234,7 @@ class Report:
         return {
             "equal": self.equal,
             "text": self.headline,
+            "accepted": self.accepted,
             "workers": self.workers,
             "steps": self.compared.steps,
             "dtype": self.shown.tolerance.dtype,

@@ -13,6 +13,7 @@ from hora.core.errors import VerifyError
 from hora.core.plural import plural
 from hora.launch import Target
 from hora.launch.supervisor import TIMED_OUT
+from hora.verify.accept import accept
 from hora.verify.causes import CAUSES, Cause
 from hora.verify.compare import Comparison, compare
 from hora.verify.evidence import Pair, unfollowed
@@ -38,6 +39,7 @@ class Question:
         steps: of the optimizer, at most.
         folder: the run directory.
         float64: compute in float64 from the start.
+        per_worker_batch: accept a global batch that grows with the workers.
         env: variables for the workers.
         timeout: seconds for each run.
         runner: starts a job, when not the launcher.
@@ -49,6 +51,7 @@ class Question:
     steps: int = 20
     folder: Path
     float64: bool = False
+    per_worker_batch: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
     timeout: float = 600.0
     runner: Runner | None = None
@@ -98,7 +101,11 @@ class _Search:
         else:
             chosen, final = self._search(base, compared)
             causes = [self._found(cause, pair, compared_there) for cause, pair, compared_there in chosen]
-        notes = [unfollowed(base)] if compared.parting is not None and not causes and unfollowed(base) else []
+        accepted, decided = "", compared
+        if self._question.per_worker_batch and compared.parting is not None and final is not None:
+            accepted, causes = accept(base, causes)
+            decided = compared if causes else chosen[-1][2]
+        notes = [unfollowed(base)] if decided.parting is not None and not causes and unfollowed(base) else []
         if final is not None:
             metric = judge_metrics(final[0], lambda removal: self._metric_run(final, removal))
             self._experiments += metric.experiments
@@ -110,8 +117,9 @@ class _Search:
             one=one,
             many=many,
             shown=shown,
-            compared=compared,
+            compared=decided,
             rounding=rounding,
+            accepted=accepted,
             causes=causes,
             experiments=self._experiments,
             notes=notes,
