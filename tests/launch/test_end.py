@@ -220,6 +220,32 @@ raise ConnectionResetError("Connection reset by peer")
     assert "rank 1: echo" in ended.err
 
 
+def test_a_handler_that_raises_while_a_failure_is_recorded_hides_nothing(bench: Bench) -> None:
+    ended = bench(
+        """
+def handler(*_): raise RuntimeError("a child has ended")
+signal.signal(signal.SIGCHLD, handler)
+sent = []
+
+class Odd(Exception):
+    @property
+    def __class__(self):  # looked at by who records it
+        if not sent:
+            sent.append(True)
+            os.kill(os.getpid(), signal.SIGCHLD)
+        return Odd
+
+if rank == 0:
+    raise Odd("the real one")
+time.sleep(60)
+"""
+    )
+    assert ended.code == 1
+    assert "rank 0 of 2 failed" in ended.err
+    assert "Odd: the real one" in ended.err
+    assert (ended.run / "failures" / "rank-0.json").exists()
+
+
 def test_without_anything_better_an_echo_is_the_failure(bench: Bench) -> None:
     ended = bench("if rank == 0: raise ConnectionResetError('Connection reset by peer')")
     assert ended.code == 1

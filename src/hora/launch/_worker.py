@@ -43,7 +43,7 @@ def main() -> None:
             _run_program(kind, target, arguments)
     except BaseException as error:
         if os.getpid() == started_by:
-            _record(error, failure, int(notify))
+            _report(error, failure, int(notify))
             if kind == "function" and isinstance(error, Exception):
                 _send_exception(error, arguments[0])
         raise
@@ -244,6 +244,17 @@ def _send_exception(error: Exception, results: str) -> None:
 # --- failing ------------------------------------------------------------------------------------
 
 
+def _report(error: BaseException, path: str, notify: int) -> None:
+    """Record a failure, though PyTorch's handler raises when a loader worker ends, in this too."""
+    for _ in range(2):
+        try:
+            _record(error, path, notify)
+        except Exception:  # noqa: BLE001 - one that stays is raised below
+            continue
+        return
+    _record(error, path, notify)
+
+
 def _record(error: BaseException, path: str, notify: int) -> None:
     """Write the failure file; where that works, the launcher prints the traceback instead of Python."""
     global _failed_with
@@ -258,7 +269,7 @@ def _record(error: BaseException, path: str, notify: int) -> None:
     import json
     import signal
 
-    # PyTorch's handler raises when a loader worker ends, also in the midst of what follows.
+    # From here on it cannot (see above).
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _failed_with = error.code & 0xFF if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
     rank = os.environ["HORA_RANK"]
