@@ -28,12 +28,19 @@ class Training:
             slot.pace(1, 0.0, 0.0, 0.0)
         self.pace.tick(0.0)
 
-    def go(self, own: Sequence[float], *, steps: int = 10, data: Sequence[float] = (0.0, 0.0)) -> Training:
+    def go(
+        self,
+        own: Sequence[float],
+        *,
+        steps: int = 10,
+        data: Sequence[float] = (0.0, 0.0),
+        network: float = 0.0,
+    ) -> Training:
         """So many steps, of so many seconds of each rank's own, of them for data; then the judge looks."""
         self.step += steps
-        self.now += steps * max(own)
+        self.now += steps * (max(own) + network)
         for rank, slot in enumerate(self.stage.slots):
-            self.waited[rank] += steps * (max(own) - own[rank])
+            self.waited[rank] += steps * (max(own) + network - own[rank])
             self.loaded[rank] += steps * data[rank]
             slot.pace(self.step, self.loaded[rank], self.waited[rank], self.now)
         # It is away at each look, with leave: that changes nothing of what its steps were like.
@@ -88,6 +95,14 @@ def test_what_is_not_persistent_is_no_verdict(own: list[list[float]]) -> None:
     for seconds in own:
         training.go(seconds)
     assert training.end().verdicts == []
+
+
+@pytest.mark.parametrize(("network", "told"), [(0.9, 1), (1.1, 0)])  # 0.3 s of 1.4 and of 1.6 s
+def test_a_slow_rank_that_costs_little_of_a_step_is_no_straggler(network: float, told: int) -> None:
+    training = Training()
+    for _ in range(4):
+        training.go(SLOW, network=network)
+    assert len(training.verdicts) == told
 
 
 @pytest.mark.parametrize(("steps", "told"), [(7, 0), (8, 1)])

@@ -27,8 +27,8 @@ __all__ = ["Pace"]
 RATIO = 1.5
 """A rank is slow when its own time per step is so many times the median of the others'."""
 
-WAITED = 0.1
-"""The others must spend at least this part of their time waiting: otherwise nobody suffers from it."""
+GAIN = 0.2
+"""And when without it a step would be shorter by this part: otherwise nobody suffers from it."""
 
 SECONDS = 1.0
 """The least length of a window."""
@@ -222,6 +222,6 @@ def _slowest(shares: Mapping[int, _Share]) -> tuple[int, float]:
     slowest = max(shares, key=lambda rank: shares[rank].own)
     others = [share for rank, share in shares.items() if rank != slowest]
     usual = statistics.median(share.own for share in others)
-    if statistics.median(share.waited / share.total if share.total else 0.0 for share in others) < WAITED:
+    if shares[slowest].own - usual < GAIN * shares[slowest].total:
         return slowest, 0.0
     return slowest, shares[slowest].own / usual if usual > 0 else float("inf")
