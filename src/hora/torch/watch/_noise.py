@@ -1,8 +1,7 @@
 """Looks at the random numbers that are drawn while torch's data loaders load, here or in loader workers.
 
-Each torch, numpy and Python generator has a state before a batch is loaded. Ranks, epochs or loader workers
-that start from the same one, and draw, draw the same. Loader workers write theirs into memory that they
-share, since they are forked; those that are started otherwise are not looked at.
+Loader workers write what they have drawn from into memory that they share, since they are forked; those that
+are started otherwise are not looked at.
 """
 
 from __future__ import annotations
@@ -10,21 +9,16 @@ from __future__ import annotations
 import functools
 import json
 import mmap
-import random
 import struct
 import weakref
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy
-import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import get_worker_info
 from torch.utils.data._utils import fetch as fetching
 
-from hora.torch.watch._inputs import random_state
+from hora.torch.watch._generators import Drawn, drawn, generators_of, states
 
 if TYPE_CHECKING:
     from hora.torch.watch._watch import Watch
@@ -46,29 +40,6 @@ WORKERS = 64
 
 PLACE = 256
 """Bytes of such a place, for one batch."""
-
-OBJECTS = 200
-"""Objects of a data set among which generators of its own are looked for."""
-
-DEPTH = 4
-
-OWN = "own"
-"""The name of generators that a data set keeps itself."""
-
-Drawn = Mapping[str, str]
-"""For each kind of generator that was drawn from, the state from which."""
-
-
-class _State(NamedTuple):
-    """A generator's state.
-
-    Attributes:
-        whole: all of it.
-        seeded: the part that drawing few numbers does not change, and a new seed does.
-    """
-
-    whole: str
-    seeded: str
 
 
 @dataclass
@@ -111,7 +82,9 @@ class Noise:
             info = get_worker_info()
             if info is None or not self._number or worker.fetches >= FETCHES:
                 return original(fetcher, index)
-            return worker.fetch(functools.partial(original, fetcher, index), info, self._number)
+            return worker.fetch(
+                functools.partial(original, fetcher, index), info, self._number, _count(index)
+            )
 
         kind.fetch = fetch
 
@@ -126,8 +99,8 @@ class Noise:
     def begins(self, iterator: Any, loader: Any, where: str | None) -> None:
         """A pass over a loader of torch's begins, and its workers start."""
         workers = getattr(iterator, "_num_workers", 0)
-        if not workers:
-            self._own[iterator] = _kept(loader.dataset)
+        if not workers and self._watch.inputs.is_open:
+            self._own[iterator] = generators_of(loader.dataset)
         # Workers that go on do not start anew.
         if not workers or iterator in self._epochs or self._looked >= EPOCHS:
             self._number = 0
@@ -140,10 +113,10 @@ class Noise:
         """A pass begins of a loader that sees to its random numbers itself."""
         self._number = 0
 
-    def will_load(self, iterator: Any) -> None:
-        """The next batch is loaded in this process, or ordered from a worker."""
+    def will_load(self, iterator: Any, index: Any) -> None:
+        """The batch of these samples is loaded next in this process, or is ordered from a worker."""
         if self._watch.inputs.is_open and not getattr(iterator, "_num_workers", 0):
-            self._before[iterator] = _states(self._own.get(iterator, ()))
+            self._before[iterator] = (_count(index), states(self._own.get(iterator, ())))
 
     def delivered(self, iterator: Any, order: Callable[[], list[Any]]) -> None:
         """A batch is there.
@@ -152,9 +125,9 @@ class Noise:
             iterator: the pass.
             order: gives the samples of the pass so far.
         """
-        before = self._before.pop(iterator, None)
-        if before is not None:
-            self._watch.inputs.fetched(_drawn(before, _states(self._own.get(iterator, ()))))
+        if iterator in self._before:
+            samples, before = self._before.pop(iterator)
+            self._watch.inputs.fetched(drawn(before, states(self._own.get(iterator, ())), samples=samples))
             return
         epoch: _Epoch | None = self._epochs.get(iterator)
         if epoch is None or epoch.delivered >= FETCHES * epoch.workers:
@@ -162,8 +135,8 @@ class Noise:
         # torch hands the batches to its workers in turn.
         fetch, worker = divmod(epoch.delivered, epoch.workers)
         epoch.delivered += 1
-        drawn = epoch.drawn[worker, fetch] = _read(self._memory, epoch.number, worker, fetch)
-        self._watch.inputs.fetched({f"worker {kind}": state for kind, state in drawn.items()})
+        from_ = epoch.drawn[worker, fetch] = _read(self._memory, epoch.number, worker, fetch)
+        self._watch.inputs.fetched({f"worker {kind}": state for kind, state in from_.items()})
         if epoch.delivered > TWICE * epoch.workers and not epoch.judged and self._watch.step > epoch.step:
             epoch.judged = True
             epoch.order = order()
@@ -209,18 +182,21 @@ class _Worker:
         self._own: list[Any] | None = None
         self.fetches = 0
 
-    def fetch(self, original: Callable[[], Any], info: Any, number: int) -> Any:
+    def fetch(self, original: Callable[[], Any], info: Any, number: int, samples: int) -> Any:
         """Load a batch, and tell what was drawn for it."""
-        if self._own is None:
-            self._own = self._harmless(lambda: _kept(info.dataset)) or []
-        before = self._harmless(lambda: _states(self._own or ()))
+        before = self._harmless(lambda: self._states(info.dataset))
         result = original()
         if before is not None:
-            drawn = self._harmless(lambda: _drawn(before, _states(self._own or ())))
-            if drawn:
-                _write(self._memory, number, info.id, self.fetches, drawn)
+            found = self._harmless(lambda: drawn(before, self._states(info.dataset), samples=samples))
+            if found:
+                _write(self._memory, number, info.id, self.fetches, found)
         self.fetches += 1
         return result
+
+    def _states(self, dataset: Any) -> list[Any]:
+        if self._own is None:
+            self._own = generators_of(dataset)
+        return states(self._own)
 
     def _harmless(self, action: Callable[[], Any]) -> Any:
         try:
@@ -230,11 +206,15 @@ class _Worker:
             return None
 
 
+def _count(index: Any) -> int:
+    return len(index) if isinstance(index, list | tuple) else 1
+
+
 _LENGTH = struct.Struct("<H")
 
 
-def _write(memory: mmap.mmap, number: int, worker: int, fetch: int, drawn: Drawn) -> None:
-    data = json.dumps(drawn).encode()
+def _write(memory: mmap.mmap, number: int, worker: int, fetch: int, found: Drawn) -> None:
+    data = json.dumps(found).encode()
     if worker < WORKERS and len(data) <= PLACE - _LENGTH.size:
         place = _place(number, worker, fetch)
         memory[place : place + _LENGTH.size + len(data)] = _LENGTH.pack(len(data)) + data
@@ -247,8 +227,8 @@ def _read(memory: mmap.mmap, number: int, worker: int, fetch: int) -> Drawn:
     place = _place(number, worker, fetch)
     (length,) = _LENGTH.unpack_from(memory, place)
     start = place + _LENGTH.size
-    drawn: Drawn = json.loads(memory[start : start + length]) if length else {}
-    return drawn
+    found: Drawn = json.loads(memory[start : start + length]) if length else {}
+    return found
 
 
 def _place(number: int, worker: int, fetch: int) -> int:
@@ -261,97 +241,3 @@ def _same(one: _Epoch, first: int, other: _Epoch, second: int) -> list[str]:
         (one.drawn.get((first, fetch), {}), other.drawn.get((second, fetch), {})) for fetch in range(TWICE)
     ]
     return [kind for kind in pairs[0][0] if all(a.get(kind) == b.get(kind) is not None for a, b in pairs)]
-
-
-def _drawn(before: list[tuple[str, _State]], after: list[tuple[str, _State]]) -> dict[str, str]:
-    """For each kind of generator from which was drawn, its state before.
-
-    Where a sample seeds it, what is left afterwards belongs to that sample, and tells the two apart.
-    """
-    found: dict[str, list[str]] = {}
-    for (kind, old), (_, new) in zip(before, after, strict=True):
-        if old.whole != new.whole:
-            found.setdefault(kind, []).append(f"{old.whole} {new.seeded}")
-    return {kind: f"{zlib.crc32(' '.join(states).encode()):08x}" for kind, states in found.items()}
-
-
-def _states(own: list[Any] | tuple[Any, ...]) -> list[tuple[str, _State]]:
-    """The states of the generators that a data set may use: the global ones, and its own."""
-    torch_state = random_state()
-    return [
-        ("torch", _State(str(torch_state), f"{torch_state[0]} {torch_state[3]}")),
-        ("random", _python(random.getstate())),
-        ("numpy", _numpy(numpy.random.get_state(legacy=False))),
-        *((OWN, _state(generator)) for generator in own),
-    ]
-
-
-def _state(generator: Any) -> _State:
-    if isinstance(generator, torch.Generator):
-        raw = generator.get_state().numpy().tobytes()
-        return _State(_crc(raw), _crc(raw[24:]) if len(raw) > 100 else "")
-    if isinstance(generator, random.Random):
-        return _python(generator.getstate())
-    if isinstance(generator, numpy.random.RandomState):
-        return _numpy(generator.get_state(legacy=False))
-    return _numpy(generator.bit_generator.state)
-
-
-def _python(state: tuple[Any, ...]) -> _State:
-    *keys, position = state[1]
-    seeded = str(hash(tuple(keys)))  # of whole numbers: the same in each process
-    return _State(f"{seeded} {position} {state[2]}", seeded)
-
-
-def _numpy(state: Any) -> _State:
-    inner = state["state"]
-    keys = inner.get("key")
-    if keys is None:
-        return _State(_crc(repr(state).encode()), "")
-    seeded = _crc(numpy.asarray(keys).tobytes())
-    return _State(f"{seeded} {inner['pos']} {state.get('has_gauss')} {state.get('gauss')}", seeded)
-
-
-def _crc(data: bytes) -> str:
-    return f"{zlib.crc32(data):08x}"
-
-
-def _kept(dataset: Any) -> list[Any]:
-    """The generators that a data set keeps itself, or that its methods take from their module.
-
-    Those of a stream are left out: that all shuffle the same before each takes its part is no fault.
-    """
-    if isinstance(dataset, IterableDataset):
-        return []
-    found: dict[int, Any] = {}
-    seen: set[int] = set()
-    waiting: list[tuple[Any, int]] = [(dataset, 0)]
-    while waiting and len(seen) < OBJECTS:
-        thing, depth = waiting.pop(0)
-        if id(thing) in seen:
-            continue
-        seen.add(id(thing))
-        if isinstance(
-            thing, (torch.Generator, random.Random, numpy.random.RandomState, numpy.random.Generator)
-        ):
-            found[id(thing)] = thing
-        elif depth < DEPTH:
-            waiting += [(inner, depth + 1) for inner in _inside(thing)]
-    return list(found.values())
-
-
-def _inside(thing: Any) -> Iterator[Any]:
-    if isinstance(thing, list | tuple):
-        yield from thing[:20]
-    elif isinstance(thing, dict):
-        yield from list(thing.values())[:20]
-    elif not isinstance(thing, torch.Tensor | numpy.ndarray | str | bytes | int | float | type | ModuleType):
-        yield from list(getattr(thing, "__dict__", {}).values())
-        functions = [thing, *(getattr(type(thing), name, None) for name in _METHODS)]
-        for function in functions:
-            if isinstance(function, FunctionType):
-                names = function.__code__.co_names
-                yield from (function.__globals__[name] for name in names if name in function.__globals__)
-
-
-_METHODS = ("__getitem__", "__getitems__", "__call__", "forward")

@@ -49,6 +49,10 @@ class _Epoch:
     """Steps at its last batch: an evaluation makes none."""
     indices: list[Any] = field(default_factory=list)
     compared: bool = False
+    repeats: tuple[str, str] | None = None
+    """How the order of the epoch before came again, and in what; no step has told of it yet."""
+    before: _Epoch | None = None
+    """The training's epoch before it."""
 
 
 @dataclass
@@ -120,6 +124,7 @@ class Orders:
                 epoch = self._epoch(iterator)
                 if epoch is not None:
                     epoch.last = watch.step
+                    self._goes_on(epoch)
                     watch.harmless(functools.partial(self._noise.delivered, iterator, epoch.indices.copy))
 
         def permuting(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -174,7 +179,7 @@ class Orders:
 
         def see() -> None:
             if index is not None:
-                self._noise.will_load(iterator)
+                self._noise.will_load(iterator, index)
             if epoch.compared:
                 return
             if index is not None:
@@ -194,6 +199,11 @@ class Orders:
             return
         try:
             before = self._last.get(sampler)
+            if before is not None and before.last <= before.step:
+                before = before.before  # nothing was learned in that pass: an evaluation
+            epoch.before = before
+            if before is not None:
+                before.before = None
             self._last[sampler] = epoch
         except TypeError:  # a list of indices, say: nothing that could be shuffled anew
             return
@@ -202,12 +212,17 @@ class Orders:
             before is None
             or count < FEWEST
             or before.indices[:count] != epoch.indices[:count]
-            or before.last <= before.step
             or not _shuffles(sampler, epoch.indices)
         ):
             return
         how = "set_epoch" if hasattr(sampler, "set_epoch") else "generator"
-        self._tell(how, epoch.where, type(sampler).__name__)
+        epoch.repeats = (how, type(sampler).__name__)
+
+    def _goes_on(self, epoch: _Epoch) -> None:
+        """A pass has given a batch, or has ended."""
+        if epoch.repeats is not None and epoch.last > epoch.step:  # an evaluation may repeat an order
+            (how, what), epoch.repeats = epoch.repeats, None
+            self._tell(how, epoch.where, what)
 
     # --- loaders of Hora ------------------------------------------------------------------------
 
