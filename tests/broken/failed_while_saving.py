@@ -1,7 +1,7 @@
 # ranks: 2
 # verdict: rank-failed
 # at-fault: 0
-# after: saving
+# after: [0] saving
 # within: 2
 # ends: error
 """Rank 0 fails while it saves, and the other one is already at the next epoch."""
