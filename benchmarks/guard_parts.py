@@ -14,7 +14,7 @@ from torch.utils.data import dataloader as loaders
 import hora.torch as hora
 
 if TYPE_CHECKING:
-    from benchmarks.guard_cost import Switch, Training
+    from guard_cost import Switch, Training
 
 clock = time.perf_counter_ns  # that of the thread takes longer to read than most parts take
 

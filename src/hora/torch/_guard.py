@@ -38,7 +38,18 @@ if TYPE_CHECKING:
     from hora.torch._process_sets import ProcessSet
     from hora.torch._request import Request
 
-__all__ = ["Guard", "Site", "at", "collective", "connect", "inside", "meeting", "user_frame", "user_frames", "user_site"]
+__all__ = [
+    "Guard",
+    "Site",
+    "at",
+    "collective",
+    "connect",
+    "inside",
+    "meeting",
+    "user_frame",
+    "user_frames",
+    "user_site",
+]
 
 FRAMES = 12
 """User frames looked at for a condition on the rank."""
