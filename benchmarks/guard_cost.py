@@ -109,7 +109,7 @@ def measure(arguments: argparse.Namespace) -> None:
     steps = max(2 * CADENCE, round(arguments.seconds / float(once)))
     switch.prints[:] = [0]
     if arguments.parts:
-        from guard_parts import show_parts  # type: ignore[import-not-found]
+        from guard_parts import show_parts
 
         show_parts(arguments.model, training, switch, steps=steps, mark=MARK)
         return
