@@ -146,6 +146,20 @@ time.sleep(60)
     assert "pair.cc" in ended.log(0)  # the logs have it all
 
 
+def test_what_came_through_a_callback_of_torch_is_an_echo_too(bench: Bench) -> None:
+    ended = bench(
+        WAIT
+        + """
+if rank == 0:
+    raise RuntimeError("Got the following error when running the callback: DistBackendError: Rank 1 has ended")
+wait_for_failure_of(0)
+raise KeyError("the real one")
+"""
+    )
+    assert "rank 1 of 2 failed" in ended.err
+    assert "rank 0: echo: connection to rank 1 lost" in ended.err
+
+
 def test_death_by_signal_wins_over_the_echoes_of_it(bench: Bench) -> None:
     ended = bench(
         WAIT

@@ -26,6 +26,7 @@ ECHO_TEXT = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)( by)?( peer)?"
     r"|broken pipe|socket closed|connection to rank \d+ lost"
     r"|failed to recv, got 0 bytes|recvvalue failed|pair closure|read timeout"
+    r"|callback: DistBackendError"  # out of C++ that had called an engine of Hora's
     r"|ncclremoteerror|remote process exited|nccl communicator was aborted|ncclsystemerror",
     re.IGNORECASE,
 )

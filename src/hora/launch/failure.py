@@ -78,8 +78,12 @@ class Outcome:
 
     @property
     def told(self) -> bool:
-        """Whether it ended by the error that the guard had it raise."""
-        return self.record is not None and str(self.record["type"]).endswith("VerdictError")
+        """Whether it ended by the error that the guard had it raise, also out of C++ that had called Hora."""
+        if self.record is None:
+            return False
+        return str(self.record["type"]).endswith("VerdictError") or "callback: VerdictError:" in str(
+            self.record["message"]
+        )
 
     @property
     def exit_code(self) -> int:
