@@ -83,6 +83,14 @@ def _prepare(context: Context) -> Any:
             fix="Let the optimizers that are used with hora.join() be those of all ranks.",
         )
     found = list(context.presence.optimizers.values())
+    if any(each.shards is not None or each.fully for each in found):
+        spread = CollectiveError(
+            "join() was called while a DistributedOptimizer with shard= is alive: this rank has a share of "
+            "it, without which the others cannot make a step.",
+            fix="Give every rank the same number of batches: data_loader(tail='uneven') does.",
+        )
+        context.presence.report(spread)
+        raise spread
     reducers = [each.reducer for each in found if each.reducer is not None]
     for reducer in reducers:
         reducer.prepare_to_join()

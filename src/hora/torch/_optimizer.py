@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import copyreg
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch.optim import Optimizer
@@ -33,6 +32,11 @@ from hora.torch._process_sets import ProcessSet, global_process_set, member_set
 from hora.torch._reducer import Reducer
 from hora.torch._request import ReduceOp
 from hora.torch._rules import GradientCompression, Rule
+from hora.torch.shard._elementwise import scalar_keys
+from hora.torch.shard._fully import spread_fully
+from hora.torch.shard._methods import SpreadState
+from hora.torch.shard._rule import ShardRule
+from hora.torch.shard._shards import Shards
 
 __all__ = ["DistributedOptimizer"]
 
@@ -54,6 +58,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's name, and its order
     process_set: ProcessSet = global_process_set,
     *,
     bucket_mb: float | None = None,
+    shard: Literal["optimizer", "all"] | None = None,
 ) -> AnyOptimizer:
     """Let an optimizer step on gradients averaged over all ranks.
 
@@ -87,12 +92,17 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's name, and its order
         sparse_as_dense: makes sparse gradients dense, rather than refusing them.
         process_set: the ranks that average; on others the optimizer steps on its own gradients.
         bucket_mb: size of the buckets in MB; the setting ``HORA_BUCKET_MB`` if None.
+        shard: ``"optimizer"`` spreads the optimizer's state over the ranks: each updates its share of the
+            parameters, with the results of an optimizer that is not sharded. ``grad`` is a ``GradientShare``
+            then, and every rank calls ``state_dict()``. ``"all"`` spreads the parameters too, by
+            ``torch.distributed.fsdp.fully_shard``.
 
     Raises:
         CollectiveError: Adasum on 3, 5, 6, ... ranks, or of parameters that are not floating.
         GradientError: parameters that are missing, repeated, averaged by another optimizer already, or
-            differ between ranks, or a group that holds others. Later: sparse gradients,
-            ``backward(create_graph=True)``, or ranks that make different numbers of backward passes.
+            differ between ranks, or a group that holds others, or what does not go with ``shard``. Later:
+            sparse gradients, ``backward(create_graph=True)``, or ranks that make different numbers of
+            backward passes.
     """
     context = required("DistributedOptimizer")
     if not isinstance(optimizer, Optimizer):
@@ -114,20 +124,32 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's name, and its order
         compression=compression,
     )
     rule.check()
+    if shard not in (None, "optimizer", "all"):
+        raise GradientError(
+            f"shard={shard!r} is not known.", fix='Write shard="optimizer" or shard="all", or leave it out.'
+        )
     if process_set.included() is None:
         member_set(process_set, function="DistributedOptimizer")
     if bucket_mb is None:
         bucket_mb = context.settings.bucket_mb
-    named = named_parameters_of(optimizer, named_parameters)
+    if shard == "all":
+        grouped = bool(num_groups or groups)
+        named = spread_fully(optimizer, named_parameters, rule, grouped=grouped, context=context)
+    else:
+        named = named_parameters_of(optimizer, named_parameters)
     check_unowned(named)
     check_devices(named, context)
     chosen.check_known(named)
     if op is ReduceOp.Adasum:
         for dtype in {parameter.dtype for _, parameter in named}:
             check_adasum(dtype, rule.members, function="DistributedOptimizer")
+    scalars: set[str] | None = None
+    if shard == "optimizer":
+        rule = ShardRule.of(rule)
+        scalars = scalar_keys(optimizer)
     if process_set.included():
         require_same(
-            _descriptions(named, chosen),
+            _descriptions(named, chosen, shard=shard),
             context,
             function="DistributedOptimizer",
             what="The parameters of the optimizer",
@@ -135,13 +157,21 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's name, and its order
             error=GradientError,
             process_set=process_set,
         )
+    attachment = _Attachment(
+        optimizer,
+        context,
+        named,
+        bucket_mb=bucket_mb,
+        rule=rule,
+        groups=chosen,
+        scalars=scalars,
+        fully=shard == "all" and context.world.size > 1,
+    )
     distributed: Any = _distributed_class(type(optimizer))
     optimizer.__class__ = distributed
-    vars(optimizer)["_hora"] = _Attachment(
-        optimizer, context, named, bucket_mb=bucket_mb, rule=rule, groups=chosen
-    )
+    vars(optimizer)["_hora"] = attachment
     if context.watch is not None:
-        context.watch.distributed(optimizer, named, named_parameters, rule, vars(optimizer)["_hora"].reducer)
+        context.watch.distributed(optimizer, named, named_parameters, rule, attachment.reducer)
     return optimizer
 
 
@@ -151,6 +181,8 @@ class _Attachment:
     Attributes:
         number: of the optimizer, among those that work over all ranks; None for others.
         optimizer: weak reference to it.
+        fully: whether torch's ``fully_shard`` averages the gradients.
+        shards: the ranks' shares of the optimizer, if it is sharded.
     """
 
     def __init__(
@@ -162,20 +194,37 @@ class _Attachment:
         bucket_mb: float,
         rule: Rule,
         groups: Groups,
+        scalars: set[str] | None,
+        fully: bool,
     ) -> None:
         self.context = context
+        self.fully = fully
         self.process_set = rule.process_set
         self.optimizer = weakref.ref(optimizer)
         self.reducer: Reducer | None = None
         self.steps: LocalSteps | None = None
+        self.shards: Shards | None = None
         claim(optimizer, named)
         self.number = context.presence.register(self, rule.process_set) if rule.members > 1 else None
         if rule.members > 1 and rule.op is ReduceOp.Adasum:
             self.steps = LocalSteps(context, rule, number=self.number)
-        if rule.size > 1 or rule.passes > 1:
+        if isinstance(rule, ShardRule) and scalars is not None and rule.size > 1:
+            self.shards = Shards(
+                optimizer,
+                context,
+                named,
+                scalars=scalars,
+                bucket_mb=bucket_mb,
+                rule=rule,
+                groups=groups,
+                number=self.number,
+            )
+            self.reducer = self.shards.reducer
+        elif (rule.size > 1 or rule.passes > 1) and not fully:
             self.reducer = Reducer(
                 context, named, bucket_mb=bucket_mb, rule=rule, groups=groups, number=self.number
             )
+        if self.reducer is not None:
             weakref.finalize(optimizer, self.reducer.remove_hooks).atexit = False
         if self.reducer is not None or self.steps is not None:
             # step() goes through these hooks even where a scheduler has wrapped the method before.
@@ -193,7 +242,7 @@ class _Attachment:
             self.reducer.answer(what)
 
 
-class _Distributed:
+class _Distributed(SpreadState):
     """Methods that every distributed optimizer has on top of those of its class."""
 
     _hora: _Attachment
@@ -223,6 +272,12 @@ class _Distributed:
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in ``torch.optim.Optimizer``; every rank adds the same group."""
+        if self._hora.fully:
+            raise GradientError(
+                "add_param_group() came after shard='all' had spread the model.",
+                fix="Give the optimizer all parameters before DistributedOptimizer; freeze those that come "
+                "later with requires_grad_(False).",
+            )
         super().add_param_group(param_group)  # type: ignore[misc]
         groups: list[dict[str, Any]] = self.param_groups  # type: ignore[attr-defined]
         number = len(groups) - 1
@@ -239,20 +294,18 @@ class _Distributed:
                 process_set=self._hora.process_set,
             )
         claim(self, added)
-        if self._hora.reducer is not None:
+        if self._hora.shards is not None:
+            self._hora.shards.add(self, added)  # type: ignore[arg-type]
+        elif self._hora.reducer is not None:
             self._hora.reducer.add(added)
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        # Copies and pickles are plain optimizers: their parameters are other tensors.
-        plain = type(self).__mro__[2]
-        return copyreg._reconstructor, (plain, object, None), self.__getstate__()  # type: ignore[attr-defined]
 
-
-def _descriptions(named: list[tuple[str, torch.Tensor]], groups: Groups) -> list[str]:
+def _descriptions(named: list[tuple[str, torch.Tensor]], groups: Groups, *, shard: str | None) -> list[str]:
     numbers = groups.numbers(named)
     return [
         describe(name, parameter)
         + (f" of group {numbers[id(parameter)]}" if id(parameter) in numbers else "")
+        + (f" with shard={shard!r}" if shard else "")
         for name, parameter in named
     ]
 
@@ -281,12 +334,16 @@ def _before_step(
     if reducer is None:
         return None
     # The arguments of step() come with the optimizer itself in front.
+    shards, settle = attachment.shards, reducer.before_step
+    if shards is not None:
+        settle = shards.settle
+        args = (shards.begin(optimizer), *args[1:])
     if kwargs.get("closure") is not None:
-        return args, kwargs | {"closure": _averaging(kwargs["closure"], reducer)}
+        return args, kwargs | {"closure": _averaging(kwargs["closure"], reducer, settle)}
     if len(args) > 1 and args[1] is not None:
-        return (args[0], _averaging(args[1], reducer), *args[2:]), kwargs
-    reducer.before_step()
-    return None
+        return (args[0], _averaging(args[1], reducer, settle), *args[2:]), kwargs
+    settle()
+    return args, kwargs
 
 
 def _after_step(
@@ -294,20 +351,22 @@ def _after_step(
 ) -> None:
     attachment = reference()
     assert attachment is not None, "the optimizer owns it"
+    if attachment.shards is not None:
+        attachment.shards.finish(optimizer)
     if attachment.reducer is not None:
         attachment.reducer.after_step()
     if attachment.steps is not None:
         attachment.steps.after_step()
 
 
-def _averaging(closure: Callable[[], Any], reducer: Reducer) -> Callable[[], Any]:
+def _averaging(closure: Callable[[], Any], reducer: Reducer, settle: Callable[[], None]) -> Callable[[], Any]:
     """The closure, with its gradients and its loss averaged over the ranks."""
 
     @functools.wraps(closure)
     def averaged() -> Any:
         reducer.begin_evaluation()
         loss = closure()
-        reducer.before_step()
+        settle()
         if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.is_floating_point():
             return torch.full_like(loss.detach(), reducer.mean(float(loss.detach())))
         return reducer.mean(loss) if isinstance(loss, float) else loss

@@ -206,12 +206,16 @@ class Reducer:
             )
             for index, bucket in enumerate(self._layouts[trainable]):
                 bucket.label = f"bucket {self._number} {index} {bucket.bytes}"
-        self._buckets = self._layouts[trainable]
+        self._take(self._layouts[trainable])
+
+    def _take(self, buckets: list[Bucket]) -> None:
+        """Let the gradients of the trainable parameters report to these buckets."""
+        self._buckets = buckets
         for bucket in self._buckets:
             for index, parameter in enumerate(bucket.parameters):
                 place = self._places.setdefault(id(parameter), Place())
                 place.waiting, place.index = bucket.waiting, index
-                if id(parameter) not in self._hooks:
+                if id(parameter) not in self._hooks and parameter.requires_grad:
                     register: Any = parameter.register_post_accumulate_grad_hook
                     self._hooks[id(parameter)] = register(gradient_hook(self, place))
 

@@ -15,7 +15,7 @@ from hora.torch._agree import require_same
 from hora.torch._arguments import check_root
 from hora.torch._context import Context, required
 from hora.torch._guard import collective
-from hora.torch._objects import send_object
+from hora.torch._objects import gather_objects, send_object
 from hora.torch._process_sets import global_process_set
 from hora.torch._wire import as_bytes
 
@@ -32,7 +32,8 @@ def broadcast_parameters(parameters: Parameters, root_rank: int = 0) -> None:
 
     Args:
         parameters: a module (its buffers, such as the statistics of batch norm, are included), a
-            ``state_dict``, or pairs of a name and a tensor.
+            ``state_dict``, or pairs of a name and a tensor. Tensors that are spread over the ranks
+            (``DTensor``) stay as they are.
         root_rank: whose values all ranks get.
 
     Raises:
@@ -41,7 +42,7 @@ def broadcast_parameters(parameters: Parameters, root_rank: int = 0) -> None:
     """
     context = required("broadcast_parameters")
     check_root(root_rank, context, function="broadcast_parameters")
-    named = _named_tensors(parameters)
+    named = [(name, tensor) for name, tensor in _named_tensors(parameters) if not _is_spread(tensor)]
     for name, tensor in named:
         _check(name, tensor, context)
     require_same(
@@ -84,6 +85,7 @@ def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int = 0) -> None:
     )
     if context.world.size == 1:
         return
+    _check_spread(optimizer, context)
     mine = context.world.rank == root_rank
     tensors: list[torch.Tensor] = []
     state: Any = None
@@ -175,6 +177,24 @@ def _named_tensors(parameters: Parameters) -> list[tuple[str, Any]]:
     if isinstance(parameters, Mapping):
         return list(parameters.items())
     return list(parameters)
+
+
+def _is_spread(tensor: object) -> bool:
+    """Whether it is a ``DTensor``, which every rank has the same of, in parts."""
+    return isinstance(tensor, torch.Tensor) and hasattr(tensor, "device_mesh")
+
+
+def _check_spread(optimizer: Optimizer, context: Context) -> None:
+    """Refuse a state of which each rank has a share: no rank has what the others could get."""
+    attachment = getattr(optimizer, "_hora", None)
+    spread = getattr(attachment, "shards", None) is not None or getattr(attachment, "fully", False)
+    if spread and any(gather_objects(bool(optimizer.state), context)):
+        raise CollectiveError(
+            "broadcast_optimizer_state: the optimizer is sharded (shard=), so that each rank has its "
+            "share of the state.",
+            fix="Write optimizer.load_state_dict(state) on every rank, or broadcast before "
+            "DistributedOptimizer.",
+        )
 
 
 def _check(name: object, tensor: object, context: Context) -> None:

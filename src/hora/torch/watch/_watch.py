@@ -208,6 +208,8 @@ class Watch:
 
     @unharmed
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if getattr(optimizer, "_hora_share", False):
+            return  # a stand-in, inside the step of an optimizer that is watched
         group = self._group(optimizer) or self._meet(optimizer)
         outer = sys._getframe(2)  # that of the wrapper that torch has put around step()
         if group.frame is not None and _is_inside(outer, group.frame):
