@@ -53,6 +53,18 @@ def gather_states(
         process_set: who shares.
         keep: whether this rank wants the result; without, it takes part a row at a time.
     """
+    with collective(context, "state_dict", process_set=process_set):
+        return _gather(shares, state, context, process_set, keep=keep)
+
+
+def _gather(
+    shares: Sequence[tuple[Flat, Pieces]],
+    state: Mapping[Any, dict[str, Any]],
+    context: Context,
+    process_set: ProcessSet,
+    *,
+    keep: bool,
+) -> dict[torch.Tensor, dict[str, Any]]:
     own = [
         _Told(
             number,
@@ -125,8 +137,7 @@ def _own_row(
 def _gather_row(flat: Flat, own: torch.Tensor, context: Context, process_set: ProcessSet) -> torch.Tensor:
     """The same of the whole buffer."""
     row = torch.empty(flat.chunk * flat.size, dtype=own.dtype, device=flat.device)
-    with collective(context, "gather optimizer state", [own], process_set=process_set):
-        number = context.presence.call("state_dict", process_set)
-        work = start_gather(as_bytes(row), as_bytes(own), process_set.group)
-        context.presence.wait(work, row.device, process_set=process_set, number=number, what="state_dict")
+    number = context.presence.call("state_dict", process_set)
+    work = start_gather(as_bytes(row), as_bytes(own), process_set.group)
+    context.presence.wait(work, row.device, process_set=process_set, number=number, what="state_dict")
     return row

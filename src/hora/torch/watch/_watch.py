@@ -234,12 +234,15 @@ class Watch:
         if group is None or sys._getframe(2) is not group.frame:
             return
         group.frame = None
-        if group.done or ("found_inf" in optimizer.__dict__ and gradients.is_skipped(optimizer)):
+        if "found_inf" in optimizer.__dict__ and gradients.is_skipped(optimizer):
             return
         group.steps += 1
         self.step = max(self.step, group.steps)
         reporter, losses = self.reporter, self.losses
         reporter.slot.pace(self.step, self.data, reporter.waited, time.monotonic())
+        if group.done:  # its tensors are not watched, but a step is a step
+            losses.stepped = losses.passes
+            return
         if not group.distributed and group.closure:
             if group.steps == 1:
                 group.adopt(self.inputs.roots())  # the model was called inside the step
