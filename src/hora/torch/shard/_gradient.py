@@ -71,6 +71,11 @@ class GradientShare(torch.Tensor):
         made.holder, made.member, made.pending = holder, member, None
         return made  # type: ignore[no-any-return]
 
+    @property
+    def part(self) -> torch.Tensor:
+        """This rank's part of it, as a row; it may be empty."""
+        return self.holder.part(self.member)
+
     def full_tensor(self) -> torch.Tensor:
         """The whole average as a plain tensor; every rank calls it."""
         return self.holder.gather(self.member)
@@ -117,7 +122,7 @@ def _change(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> GradientS
     if func is torch.ops.aten.add_.Tensor and torch._C._current_graph_task_id() != -1:
         share.pending = args[1] if share.pending is None else share.pending + args[1]
         return share
-    part = share.holder.part(share.member)
+    part = share.part
     func(part, *(_part_of(value, share) for value in args[1:]), **kwargs)
     if func._schema.name == "aten::zero_":
         share.pending = None
@@ -133,7 +138,7 @@ def _part_of(value: Any, share: GradientShare) -> Any:
         same = value.member.start == share.member.start and value.holder is share.holder
         if not same:
             raise _refusal("an operation with the gradient of another parameter", [share])
-        return value.holder.part(value.member)
+        return value.part
     start, stop = share.holder.bounds(share.member)
     return share.member.line(value.expand(share.shape))[start:stop]
 
@@ -163,7 +168,7 @@ def _unscale(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     gradients, found, factor = args
     shares = [gradient for gradient in gradients if isinstance(gradient, GradientShare)]
     parts = [
-        gradient.holder.part(gradient.member) if isinstance(gradient, GradientShare) else gradient
+        gradient.part if isinstance(gradient, GradientShare) else gradient
         for gradient in gradients
     ]
     parts = [part for part in parts if part.numel()]

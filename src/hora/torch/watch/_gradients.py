@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from hora.guard.reporter import Reporter
 from hora.torch._guard import user_frame
+from hora.torch.shard._gradient import GradientShare
 from hora.torch.watch._digest import digests
-from hora.torch.watch._group import is_plain
 
 if TYPE_CHECKING:
     from hora.torch._buckets import Bucket
@@ -312,8 +312,10 @@ def _should_move(parameter: torch.Tensor, rate: float) -> bool:
     gradient = parameter.grad
     if gradient is None or rate <= 0 or not parameter.numel() or not parameter.is_floating_point():
         return False
-    if not is_plain(gradient) and not gradient.is_sparse:
-        return False  # a rank that has a part of it cannot tell
+    if isinstance(gradient, GradientShare):
+        gradient = gradient.part
+        if not gradient.numel():
+            return True  # the ranks that have a part of it can tell
     if gradient.is_sparse:
         gradient = gradient.coalesce().values()
     with torch.no_grad():
