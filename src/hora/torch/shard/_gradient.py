@@ -167,10 +167,7 @@ def _norms(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def _unscale(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     gradients, found, factor = args
     shares = [gradient for gradient in gradients if isinstance(gradient, GradientShare)]
-    parts = [
-        gradient.part if isinstance(gradient, GradientShare) else gradient
-        for gradient in gradients
-    ]
+    parts = [gradient.part if isinstance(gradient, GradientShare) else gradient for gradient in gradients]
     parts = [part for part in parts if part.numel()]
     if parts:
         func(parts, found, factor)

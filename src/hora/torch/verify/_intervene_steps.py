@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
+from hora.torch.shard._gradient import whole
 from hora.torch.verify._intervene import group
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def _average(parameter: torch.Tensor, size: int) -> None:
     """The mean over the ranks; a gradient that only other ranks have counts as zero here."""
     wire = torch.zeros(parameter.numel() + 1, dtype=torch.float64)
     if parameter.grad is not None:
-        gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+        gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else whole(parameter.grad)
         wire[:-1] = gradient.detach().reshape(-1).double().cpu()
         wire[-1] = 1
     _all_reduce(wire, group=group())

@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from hora.core.recording import Batch, Ending, Plan, Step, as_line, rounding
 from hora.torch import _context
+from hora.torch.shard._gradient import whole
 from hora.torch.verify._intervene import Watch
 from hora.torch.verify._intervene_steps import StepInterventions
 from hora.torch.verify._record_metrics import Metrics
@@ -236,7 +237,8 @@ class Recorder:
 
     def _note_step(self, optimizer: Optimizer) -> None:
         named = list(self._parameters(optimizer))
-        gradients = {name: fingerprint(value.grad) for name, value in named if value.grad is not None}
+        given = {name: whole(value.grad) for name, value in named if value.grad is not None}
+        gradients = {name: fingerprint(gradient) for name, gradient in given.items()}
         norm = _together(print_[0] for print_ in gradients.values())
         first = bool(self._before)
         self._write(
@@ -252,9 +254,9 @@ class Recorder:
                 parameters={name: fingerprint(value) for name, value in named},
                 buffers={name: fingerprint(value) for name, value in self._buffers()},
                 noise={
-                    name: _unfounded(self._start[name], value, norm)
+                    name: _unfounded(self._start[name], value, given[name], norm)
                     for name, value in named
-                    if value.grad is not None
+                    if name in given
                 },
                 before=self._before,
                 sizes={name: value.numel() for name, value in (*named, *self._buffers())} if first else {},
@@ -363,10 +365,9 @@ def _plain(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in ("module", "_orig_mod"))
 
 
-def _unfounded(before: torch.Tensor, now: torch.Tensor, norm: float) -> float:
+def _unfounded(before: torch.Tensor, now: torch.Tensor, gradient: torch.Tensor, norm: float) -> float:
     """Norm of the change where the gradient is rounding, which Adam blows up to full steps."""
-    assert now.grad is not None
-    gradient = now.grad.to_dense() if now.grad.is_sparse else now.grad
+    gradient = gradient.to_dense() if gradient.is_sparse else gradient
     limit = rounding(str(now.dtype).removeprefix("torch.")) * norm
     silent = gradient.detach().abs() <= limit
     return float((now.detach() - before)[silent].double().norm())

@@ -11,6 +11,7 @@ import torch.distributed as dist
 import hora.torch as hora
 from hora.torch import _collectives, _context, _metrics
 from hora.torch import horovod as horovod_face
+from hora.torch.shard._gradient import GradientShare
 from hora.torch.verify._intervene import group
 from hora.torch.verify._record_sources import user_place
 
@@ -133,7 +134,7 @@ class Metrics:
             parameter.grad.data_ptr()
             for root in self._recorder.roots
             for parameter in root.parameters()
-            if parameter.grad is not None
+            if parameter.grad is not None and not isinstance(parameter.grad, GradientShare)
         }
         return tensor.is_floating_point() and tensor.data_ptr() not in gradients
 
