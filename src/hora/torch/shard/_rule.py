@@ -7,27 +7,13 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from hora.core.errors import GradientError
 from hora.torch._request import ReduceOp
 from hora.torch._rules import GradientCompression, Rule, Sent
+from hora.torch.shard._moves import start_scatter
 
-__all__ = ["ShardRule", "start_gather", "start_scatter"]
-
-# torch 2.13 renamed both, and warns about the old names.
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
-
-def start_scatter(output: torch.Tensor, wire: torch.Tensor, group: dist.ProcessGroup) -> Any:
-    """Start summing ``wire`` over the ranks; ``output`` gets this rank's part of the sum."""
-    return _reduce_scatter(output, wire, op=dist.ReduceOp.SUM, group=group, async_op=True)
-
-
-def start_gather(output: torch.Tensor, wire: torch.Tensor, group: dist.ProcessGroup) -> Any:
-    """Start filling ``output`` with all ranks' ``wire``, which may be this rank's part of it."""
-    return _all_gather(output, wire, group=group, async_op=True)
+__all__ = ["ShardRule"]
 
 
 @dataclass(frozen=True, kw_only=True)

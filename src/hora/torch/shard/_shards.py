@@ -23,9 +23,10 @@ from hora.torch.shard._bucket import ShardBucket
 from hora.torch.shard._flat import Flat, Member, spread
 from hora.torch.shard._gradient import GradientShare
 from hora.torch.shard._inner import give_back, stand_in
+from hora.torch.shard._moves import start_gather
 from hora.torch.shard._pieces import Pieces
 from hora.torch.shard._reducer import ShardReducer
-from hora.torch.shard._rule import ShardRule, start_gather
+from hora.torch.shard._rule import ShardRule
 from hora.torch.shard._states import gather_states
 
 __all__ = ["Shards"]

@@ -14,8 +14,8 @@ from hora.torch._objects import gather_objects
 from hora.torch._process_sets import ProcessSet
 from hora.torch._wire import as_bytes
 from hora.torch.shard._flat import Flat
+from hora.torch.shard._moves import start_gather
 from hora.torch.shard._pieces import Piece, Pieces
-from hora.torch.shard._rule import start_gather
 
 __all__ = ["gather_states"]
 
@@ -138,6 +138,10 @@ def _gather_row(flat: Flat, own: torch.Tensor, context: Context, process_set: Pr
     """The same of the whole buffer."""
     row = torch.empty(flat.chunk * flat.size, dtype=own.dtype, device=flat.device)
     number = context.presence.call("state_dict", process_set)
-    work = start_gather(as_bytes(row), as_bytes(own), process_set.group)
+    rank = process_set.rank()
+    assert rank is not None, "others do not share"
+    chunk = row.view(flat.size, flat.chunk)[rank]
+    chunk.copy_(own)
+    work = start_gather(as_bytes(row), as_bytes(chunk), process_set.group)
     context.presence.wait(work, row.device, process_set=process_set, number=number, what="state_dict")
     return row
