@@ -40,6 +40,7 @@ bench: $(BENCH)
 	$(BIN)/python benchmarks/scaling.py --json $(RESULTS)/scaling.json
 	$(BIN)/python benchmarks/resnet_speed.py --json $(RESULTS)/resnet_speed.json
 	$(BIN)/python benchmarks/horovod_overhead.py --json $(RESULTS)/horovod_overhead.json
+	$(BIN)/python benchmarks/sharded_optimizer.py
 	$(BIN)/python benchmarks/guard_cost.py
 	$(BIN)/python benchmarks/guard_judge.py
 	$(BIN)/python benchmarks/summary.py $(RESULTS)

@@ -13,6 +13,7 @@ from torch import nn
 import hora.torch as hora
 from hora.core.errors import GradientError
 from hora.torch import _buckets
+from hora.torch.shard import _moves
 from hora.torch.shard._gradient import GradientShare, whole
 
 
@@ -433,3 +434,55 @@ def test_what_would_take_a_part_for_the_whole_is_refused() -> None:
         with pytest.raises(GradientError, match=r"inner\.weight.*full_tensor"):
             action()
     assert torch.allclose(whole(gradient), reference.inner.weight.grad, rtol=1e-12)
+
+
+@ranks(2, 3)
+def test_other_engines_than_gloo_get_reduce_scatter_and_all_gather() -> None:
+    asked: list[str] = []
+    original = _moves._is_gloo, _moves._reduce_scatter, _moves._all_gather
+
+    def counting(name: str, function: Any) -> Any:
+        return lambda *args, **options: (asked.append(name), function(*args, **options))[1]
+
+    _moves._is_gloo = lambda group, device: False
+    _moves._reduce_scatter = counting("reduce_scatter", _moves._reduce_scatter)
+    _moves._all_gather = counting("all_gather", _moves._all_gather)
+    try:
+        model, ours, reference, plain = both()
+        for step in range(2):
+            ours.zero_grad()
+            plain.zero_grad()
+            backward(model, reference, step)
+            ours.step()
+            plain.step()
+        same(model, reference)
+        same_state(ours.state_dict(), plain.state_dict())
+    finally:
+        _moves._is_gloo, _moves._reduce_scatter, _moves._all_gather = original
+    assert asked.count("reduce_scatter") >= 4
+    assert asked.count("all_gather") >= 4
+
+
+@ranks(3)
+def test_some_ranks_share_an_optimizer() -> None:
+    """Two ranks work on one model, and the third on its own."""
+    some = hora.add_process_set([0, 2])
+    model, reference = net(), net()
+    make = OPTIMIZERS["adamw"]
+    ours = sharded(model, make, process_set=some, bucket_mb=SMALL_BUCKETS)
+    plain = make(reference.parameters())
+    group = [0, 2] if some.included() else [1]
+    for step in range(3):
+        ours.zero_grad()
+        plain.zero_grad()
+        loss_of(model, step).backward()
+        for rank in group:
+            (loss_of(reference, step, rank=rank) / len(group)).backward()
+        ours.step()
+        plain.step()
+        same(model, reference)
+    same_state(ours.state_dict(), plain.state_dict())
+    if some.included():
+        elements = sum(value.numel() for entries in ours.state.values() for value in entries.values())
+        whole_state = sum(value.numel() for entries in plain.state.values() for value in entries.values())
+        assert elements < 0.6 * whole_state

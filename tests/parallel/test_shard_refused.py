@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -212,6 +213,19 @@ def test_one_more_backward_and_other_steps_are_found() -> None:
         loss_of(model, step).backward()
     with pytest.raises(GradientError, match="backward pass more"):
         loss_of(model, 2).backward()
+    optimizer.zero_grad()
+
+
+@ranks(2)
+def test_gradients_of_an_optimizer_that_is_gone_are_refused() -> None:
+    model = net()
+    optimizer = sharded(model)
+    loss_of(model, 0).backward()
+    del optimizer
+    gc.collect()
+    optimizer = sharded(model)
+    with pytest.raises(GradientError, match="is gone"):
+        loss_of(model, 0).backward()
     optimizer.zero_grad()
 
 

@@ -17,6 +17,7 @@ from tests.verify.conftest import Ask
         ("horovod_form", 3),
         ("indexing", 3),
         ("accumulation", 2),
+        ("sharded", 3),
         ("sync_batch_norm", 3),
         ("lbfgs", 2),
         ("transformer", 2),

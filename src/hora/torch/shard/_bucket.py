@@ -198,6 +198,11 @@ class ShardBucket:
     def _own(self, index: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """What a rank adds to the sum."""
         if isinstance(gradient, GradientShare):
+            if gradient.holder is not self:
+                raise GradientError(
+                    f"The gradient of {self.names[index]} is a share of an optimizer that is gone.",
+                    fix="Call zero_grad() before the first backward pass with another optimizer.",
+                )
             gradient.pending, gradient = None, gradient.pending
         if gradient is None:
             return None

@@ -1,9 +1,9 @@
 """How chunks move between ranks: sums to the rank whose chunk it is, and chunks to all ranks.
 
 Both are operations of ``torch.distributed`` that start here and are waited for later. Gloo has them as an
-all-reduce of a copy and as a gather into another copy. In its place each rank sends the others their rows
-and adds up its own, in the order of ranks, so that the result has the same bits whichever way they came;
-and each rank broadcasts its chunk from where it is.
+all-reduce of a copy and as a gather into another copy. On Gloo, therefore, each rank sends the others their
+rows and adds up its own, in the order of ranks, so that the result has the same bits whichever way they
+came; and each rank broadcasts its chunk from where it is.
 """
 
 from __future__ import annotations
