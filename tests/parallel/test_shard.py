@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 import torch
 from tests.parallel.shard_net import OPTIMIZERS, Net, loss_of, net, same, same_state, sharded
-from tests.ranks import ranks
+from tests.ranks import ranks, run_ranks
 from torch import nn
 
 import hora.torch as hora
@@ -436,18 +437,17 @@ def test_what_would_take_a_part_for_the_whole_is_refused() -> None:
     assert torch.allclose(whole(gradient), reference.inner.weight.grad, rtol=1e-12)
 
 
-@ranks(2, 3)
-def test_other_engines_than_gloo_get_reduce_scatter_and_all_gather() -> None:
-    asked: list[str] = []
-    original = _moves._is_gloo, _moves._reduce_scatter, _moves._all_gather
-
-    def counting(name: str, function: Any) -> Any:
-        return lambda *args, **options: (asked.append(name), function(*args, **options))[1]
-
-    _moves._is_gloo = lambda group, device: False
-    _moves._reduce_scatter = counting("reduce_scatter", _moves._reduce_scatter)
-    _moves._all_gather = counting("all_gather", _moves._all_gather)
-    try:
+@pytest.mark.parametrize("engine", ["auto", "gloo"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_each_engine_moves_chunks_in_its_way(size: int, engine: str) -> None:
+    def body() -> list[str]:
+        asked: list[str] = []
+        for name in ("all_to_all_single", "broadcast"):
+            original = getattr(torch.distributed, name)
+            counted = functools.partial(_counted, asked, name, original)
+            setattr(torch.distributed, name, counted)
+        for name in ("_reduce_scatter", "_all_gather"):
+            setattr(_moves, name, functools.partial(_counted, asked, name, getattr(_moves, name)))
         model, ours, reference, plain = both()
         for step in range(2):
             ours.zero_grad()
@@ -457,10 +457,15 @@ def test_other_engines_than_gloo_get_reduce_scatter_and_all_gather() -> None:
             plain.step()
         same(model, reference)
         same_state(ours.state_dict(), plain.state_dict())
-    finally:
-        _moves._is_gloo, _moves._reduce_scatter, _moves._all_gather = original
-    assert asked.count("reduce_scatter") >= 4
-    assert asked.count("all_gather") >= 4
+        return sorted(set(asked))
+
+    ways = {"auto": ["_all_gather", "_reduce_scatter"], "gloo": ["all_to_all_single", "broadcast"]}
+    assert run_ranks(size, body, engine=engine) == [ways[engine]] * size
+
+
+def _counted(asked: list[str], name: str, function: Any, *args: Any, **options: Any) -> Any:
+    asked.append(name)
+    return function(*args, **options)
 
 
 @ranks(3)
@@ -486,3 +491,27 @@ def test_some_ranks_share_an_optimizer() -> None:
         elements = sum(value.numel() for entries in ours.state.values() for value in entries.values())
         whole_state = sum(value.numel() for entries in plain.state.values() for value in entries.values())
         assert elements < 0.6 * whole_state
+
+
+@ranks(2, 3)
+def test_large_gradients_lie_in_the_memory_of_the_engine() -> None:
+    def build() -> nn.Module:
+        torch.manual_seed(2)
+        return nn.Sequential(nn.Linear(431, 337), nn.Tanh(), nn.Linear(337, 5)).double()
+
+    model, reference = build(), build()
+    ours, plain = sharded(model), OPTIMIZERS["adamw"](reference.parameters())
+    inputs = torch.linspace(-1, 1, 6 * 431, dtype=torch.float64).view(6, 431)
+    part = 6 // hora.size()
+    for _ in range(3):
+        ours.zero_grad()
+        plain.zero_grad()
+        model(inputs[hora.rank() * part : (hora.rank() + 1) * part]).square().mean().backward()
+        reference(inputs).square().mean().backward()
+        ours.step()
+        plain.step()
+    same(model, reference, tolerance=1e-9)  # Adam blows up the rounding of gradients near 0
+    same_state(ours.state_dict(), plain.state_dict(), tolerance=1e-9)
+    share = model[0].weight.grad
+    assert isinstance(share, GradientShare)
+    assert share.holder.seated  # type: ignore[attr-defined]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,7 +35,7 @@ class ShardBucket:
 
     Attributes:
         shares: of each parameter, what its ``grad`` becomes.
-        waiting, label, work, started, place: as in ``Bucket``.
+        waiting, label, work, started, place, seated: as in ``Bucket``.
     """
 
     def __init__(self, flat: Flat, across: Across) -> None:
@@ -50,22 +50,22 @@ class ShardBucket:
         self.started = 0.0
         self.place: tuple[int, int] | None = None
         row = flat.chunk + len(self.parameters) + 2
-        self._sent = flat_buffer(row * flat.size, flat.dtype, flat.device)
-        self._rows = self._sent.view(flat.size, row)
+        self.seated = False
         self._received = flat_buffer(row, flat.dtype, flat.device)
         self._before: torch.Tensor | None = None  # only where backward passes add up
         self._kept: list[int] = []
         self._absent: list[int] = []
-        self._runs = [
-            (first, last, self._pieces(flat.members[first].start, flat.members[last - 1].stop))
-            for first, last in _small_runs(flat)
-        ]
-        self._large = [
-            (index, self._pieces(member.start, member.stop))
-            for index, member in enumerate(flat.members)
-            if not _is_small(member)
-        ]
+        self._allocate(flat_buffer(row * flat.size, flat.dtype, flat.device))
         self.reset()
+
+    def seat(self, empty: Callable[[int, torch.dtype], torch.Tensor]) -> None:
+        """Let the gradients that are sent lie in memory of the engine.
+
+        Args:
+            empty: makes a vector of so many elements; all ranks call it alike.
+        """
+        self.seated = True
+        self._allocate(empty(self._sent.numel(), self.flat.dtype).zero_())
 
     @property
     def device(self) -> torch.device:
@@ -253,6 +253,19 @@ class ShardBucket:
         return self._across.gather(self, member)
 
     # --- places ---------------------------------------------------------------------------------
+
+    def _allocate(self, sent: torch.Tensor) -> None:
+        flat = self.flat
+        self._sent, self._rows = sent, sent.view(flat.size, -1)
+        self._runs = [
+            (first, last, self._pieces(flat.members[first].start, flat.members[last - 1].stop))
+            for first, last in _small_runs(flat)
+        ]
+        self._large = [
+            (index, self._pieces(member.start, member.stop))
+            for index, member in enumerate(flat.members)
+            if not _is_small(member)
+        ]
 
     def _place(self, member: Member) -> tuple[int, int]:
         """Of a parameter in this rank's chunk."""

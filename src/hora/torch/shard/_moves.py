@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hora.torch._rendezvous import engines
+
 __all__ = ["start_gather", "start_scatter"]
 
 # torch 2.13 renamed both, and warns about the old names.
@@ -76,5 +78,4 @@ def _add_up(rows: torch.Tensor, output: torch.Tensor) -> None:
 
 
 def _is_gloo(group: dist.ProcessGroup, device: torch.device) -> bool:
-    name: str = group._get_backend(device).name()
-    return name.lower() == "gloo"
+    return engines(group).get(device.type) == "gloo"

@@ -129,7 +129,7 @@ class Shards:
         context, process_set = self._context, self._rule.process_set
         flats = [bucket.flat for bucket in self._buckets if _moves(bucket)]
         with (
-            context.timeline.span("gather parameters"),
+            context.timeline.span("wait for parameters"),
             collective(context, "gather parameters", [flat.own for flat in flats], process_set=process_set),
         ):
             number = context.presence.call("step()", process_set)
