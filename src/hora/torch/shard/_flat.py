@@ -101,14 +101,6 @@ class Flat:
         self._views = [member.view(self.values) for member in self.members]
         self.take_in()
 
-    @property
-    def parameters(self) -> list[torch.Tensor]:
-        return [member.parameter for member in self.members]
-
-    @property
-    def bytes(self) -> int:
-        return self.values.numel() * self.values.element_size()
-
     def take_in(self) -> None:
         """Bring into the buffer what is not, or not any more, a view of it (``parameter.data = ...``).
 
@@ -131,7 +123,7 @@ class Flat:
 
     def touched(self) -> None:
         """Tell autograd that the parameters have changed, as it sees in a plain optimizer."""
-        torch.autograd.graph.increment_version(self.parameters)
+        torch.autograd.graph.increment_version([member.parameter for member in self.members])
 
     @property
     def wire(self) -> torch.Tensor:
