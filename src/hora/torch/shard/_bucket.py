@@ -35,7 +35,7 @@ class ShardBucket:
 
     Attributes:
         shares: of each parameter, what its ``grad`` becomes.
-        waiting, label, work, started, place, seated: as in ``Bucket``.
+        waiting, label, work, started, place, seated, entered: as in ``Bucket``.
     """
 
     def __init__(self, flat: Flat, across: Across) -> None:
@@ -51,6 +51,7 @@ class ShardBucket:
         self.place: tuple[int, int] | None = None
         row = flat.chunk + len(self.parameters) + 2
         self.seated = False
+        self.entered: tuple[Any, tuple[int, int]] | None = None
         self._received = flat_buffer(row, flat.dtype, flat.device)
         self._before: torch.Tensor | None = None  # only where backward passes add up
         self._kept: list[int] = []

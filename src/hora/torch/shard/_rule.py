@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -41,8 +42,14 @@ class ShardRule(Rule):
             )
         return cls(**{field.name: getattr(rule, field.name) for field in fields(rule)})
 
-    def send(self, bucket: Any, wait: Callable[[Any, torch.device], None]) -> Sent:
-        """Start summing the bucket over the ranks."""
+    def send(
+        self,
+        bucket: Any,
+        wait: Callable[[Any, torch.device], None],
+        *,
+        timeout: datetime.timedelta | None = None,
+    ) -> Sent:
+        """Start summing the bucket over the ranks; ``torch.distributed`` takes no timeout for it."""
         assert not isinstance(self.compression, GradientCompression), "of() refuses it"
         if self.size == 1:
             return Sent(None, None, None)
