@@ -151,7 +151,7 @@ def test_what_came_through_a_callback_of_torch_is_an_echo_too(bench: Bench) -> N
         WAIT
         + """
 if rank == 0:
-    raise RuntimeError("Got the following error when running the callback: DistBackendError: Rank 1 has ended")
+    raise RuntimeError("Got the following error when running the callback: DistBackendError: Rank 1 ended")
 wait_for_failure_of(0)
 raise KeyError("the real one")
 """

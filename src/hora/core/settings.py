@@ -50,8 +50,11 @@ class Settings:
     timeout: float = _setting(
         300.0, unit="s", meaning="how long a collective or the start waits for the other ranks"
     )
-    bucket_mb: float = _setting(
-        25.0, unit="MB", meaning="size of the flat buckets in which gradients are averaged"
+    bucket_mb: float | None = _setting(
+        None,
+        unit="MB",
+        meaning="size of the flat buckets in which gradients are averaged; none: 25, or on shared memory "
+        "what the first steps find fastest",
     )
     progress: Literal["auto", "bar", "lines", "off"] = _setting(
         "auto", unit="", meaning="live display; auto: a bar on a terminal, lines elsewhere"

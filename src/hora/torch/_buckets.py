@@ -10,7 +10,7 @@ import torch
 
 from hora.core.errors import GradientError
 
-__all__ = ["Bucket", "assign"]
+__all__ = ["Bucket", "assign", "layout_of", "spread"]
 
 FIRST_BUCKET_MB = 1.0
 """The first bucket is small, so that averaging starts early in backward (PyTorch DDP does the same)."""
@@ -312,10 +312,17 @@ def assign(
             for each dtype and device).
         size: number of ranks.
     """
-    return [Bucket(members, size=size) for members in _split(named, bucket_mb=bucket_mb, groups=groups or {})]
+    return [Bucket(members, size=size) for members in spread(named, bucket_mb=bucket_mb, groups=groups or {})]
 
 
-def _split(named: Sequence[Named], *, bucket_mb: float, groups: Mapping[int, int]) -> Iterator[list[Named]]:
+def layout_of(named: Sequence[Named], bucket_mb: float) -> tuple[int, ...]:
+    """How many parameters each bucket would have: two sizes with equal layouts make the same buckets."""
+    trainable = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+    return tuple(len(members) for members in spread(trainable, bucket_mb=bucket_mb, groups={}))
+
+
+def spread(named: Sequence[Named], *, bucket_mb: float, groups: Mapping[int, int]) -> Iterator[list[Named]]:
+    """Which parameters share a bucket (see :func:`assign`)."""
     filling: dict[tuple[torch.dtype, torch.device, int | None], tuple[list[Named], int]] = {}
     closed: list[tuple[int, list[Named]]] = []
     for position, (name, parameter) in enumerate(reversed(named)):

@@ -152,4 +152,4 @@ def _equalize(end: End, context: Context) -> None:
         )
         broadcast_optimizer_state(optimizer, end.last)
         if attachment.reducer is not None:
-            attachment.reducer.restart()
+            attachment.reducer.restart(end.last)

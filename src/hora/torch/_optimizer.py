@@ -32,6 +32,7 @@ from hora.torch._process_sets import ProcessSet, global_process_set, member_set
 from hora.torch._reducer import Reducer
 from hora.torch._request import ReduceOp
 from hora.torch._rules import GradientCompression, Rule
+from hora.torch._tuning import FIRST
 from hora.torch.shard._elementwise import scalar_keys
 from hora.torch.shard._fully import spread_fully
 from hora.torch.shard._methods import SpreadState
@@ -91,7 +92,8 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's name, and its order
             the number of groups to make of all. Others are put into buckets of ``bucket_mb``.
         sparse_as_dense: makes sparse gradients dense, rather than refusing them.
         process_set: the ranks that average; on others the optimizer steps on its own gradients.
-        bucket_mb: size of the buckets in MB; the setting ``HORA_BUCKET_MB`` if None.
+        bucket_mb: size of the buckets in MB; the setting ``HORA_BUCKET_MB`` if None. If that is none too, the
+            first steps find out which is fastest, where that cannot change results (shared memory), else 25.
         shard: ``"optimizer"`` spreads the optimizer's state over the ranks: each updates its share of the
             parameters, with the results of an optimizer that is not sharded. ``grad`` is a ``GradientShare``
             then, and every rank calls ``state_dict()``. ``"all"`` spreads the parameters too, by
@@ -191,7 +193,7 @@ class _Attachment:
         context: Context,
         named: list[tuple[str, torch.Tensor]],
         *,
-        bucket_mb: float,
+        bucket_mb: float | None,
         rule: Rule,
         groups: Groups,
         scalars: set[str] | None,
@@ -214,7 +216,7 @@ class _Attachment:
                 context,
                 named,
                 scalars=scalars,
-                bucket_mb=bucket_mb,
+                bucket_mb=FIRST if bucket_mb is None else bucket_mb,
                 rule=rule,
                 groups=groups,
                 number=self.number,

@@ -10,6 +10,7 @@ it steps. All ranks must make the same number of cycles per step; marks in the m
 from __future__ import annotations
 
 import datetime
+import functools
 import threading
 import time
 import weakref
@@ -21,12 +22,13 @@ import torch.distributed as dist
 
 from hora.core.errors import GradientError, NotInitializedError
 from hora.torch import _context
-from hora.torch._buckets import Bucket, Named, assign
+from hora.torch._buckets import Bucket, Named, assign, layout_of
 from hora.torch._groups import Groups
 from hora.torch._guard import collective
 from hora.torch._hooks import End, Place, gradient_hook
 from hora.torch._marks import Marks, joined_now
 from hora.torch._rules import Rule
+from hora.torch._tuning import FIRST, Tuning, note
 
 __all__ = ["Reducer"]
 
@@ -37,7 +39,7 @@ class Reducer:
     Args:
         context: of the job whose ranks average.
         named: names and parameters, in order of registration.
-        bucket_mb: size of a bucket.
+        bucket_mb: size of a bucket; None: the first steps find it out, where they can.
         rule: how the gradients are reduced.
         groups: parameters that share a bucket.
         number: of the optimizer, among those that average over all ranks.
@@ -48,7 +50,7 @@ class Reducer:
         context: _context.Context,
         named: Sequence[Named],
         *,
-        bucket_mb: float,
+        bucket_mb: float | None,
         rule: Rule,
         groups: Groups | None = None,
         number: int | None = None,
@@ -62,7 +64,10 @@ class Reducer:
         self.with_closure = False
         self._passes = 0
         self._named = list(named)
-        self._bucket_mb = bucket_mb
+        if bucket_mb is None and (not rule.tunable or self._groups.numbers(self._named)):
+            bucket_mb = FIRST
+        layout = functools.partial(layout_of, self._named)
+        self._tuning = Tuning(bucket_mb, layout, self._add_up_times, chosen=functools.partial(note, context))
         self._layouts: dict[tuple[Any, ...], list[Bucket]] = {}
         self._buckets: list[Bucket] = []
         self._places: dict[int, Place] = {}
@@ -105,6 +110,7 @@ class Reducer:
     def after_step(self) -> None:
         self._context.timeline.add("optimizer", self._averaged, time.time())
         self._steps += 1
+        self._tuning.after_step()
         self._settled = False
         self._passes = 0
 
@@ -118,7 +124,7 @@ class Reducer:
         self.with_closure = True
         if self._rule.size == 1:
             return loss
-        self._context.presence.enter(f"loss {self._number}", self._set_id)
+        self._context.presence.enter(f"loss {self._number} 2", self._set_id)
         total, count = self._add_up(loss, 1.0)
         return total / count
 
@@ -128,8 +134,6 @@ class Reducer:
             self._abandon()
             self._settled = False
             self._passes = 0
-
-    # --- on a rank in join() --------------------------------------------------------------------
 
     def prepare_to_join(self) -> None:
         """Raise GradientError if gradients of this rank would be lost."""
@@ -144,18 +148,23 @@ class Reducer:
 
     def answer(self, what: str) -> None:
         """Take part in an operation of the others, without data."""
-        if what == f"loss {self._number}":
-            self._add_up(0.0, 0.0)
+        kind, *rest = what.split()
+        if kind in ("loss", "tuning"):
+            self._add_up(*[0.0] * int(rest[1]))
             return
         with self._lock:
+            self._tuning.size = float(rest[-1])
             self._arrange()
-            found = [bucket for bucket in self._buckets if bucket.label == what]
+            found = [bucket for bucket in self._buckets if bucket.label.split()[1:] == rest]
             if not found:
                 raise GradientError(
                     "Ranks with data have frozen, thawed or converted parameters since this rank joined.",
                     fix="Call hora.join() on every rank before the parameters of an optimizer change.",
                 )
-            self._answer(found[0])
+            if kind == "seat":
+                self._seat(found[0])
+            else:
+                self._answer(found[0])
 
     def answer_all(self) -> int:
         """Take part in a whole cycle, without being told of it; how many ranks have joined."""
@@ -166,9 +175,11 @@ class Reducer:
                 self._answer(bucket)
             return joined_now(self._buckets[0].marks)
 
-    def restart(self) -> None:
-        """All ranks have the same state again."""
+    def restart(self, last: int) -> None:
+        """All ranks have the same state again: that of rank ``last``, which took part in everything."""
         with self._lock:
+            size = self._tuning.size if self._context.world.rank == last else 0.0
+            self._tuning.settle(*self._add_up(size))
             self._marks.clear()
             self._steps = 0
             self.before_zero()
@@ -179,7 +190,6 @@ class Reducer:
         return len(self._buckets)
 
     def _answer(self, bucket: Bucket) -> None:
-        self._rule.seat(bucket)
         bucket.pack_nothing(joined=self._rule.process_set.rank())
         self._enter(bucket)
         with self._context.waiting(bucket.place, lasting=self._rule.exchanges):
@@ -189,23 +199,27 @@ class Reducer:
         self._rule.receive(bucket, sent)
         bucket.discard()
 
-    # --- cycles ---------------------------------------------------------------------------------
+    def _seat(self, bucket: Bucket) -> None:
+        with collective(self._context, "make room for gradients", process_set=self._rule.process_set):
+            self._rule.seat(bucket, self._await)
 
     def _arrange(self) -> None:
         """Choose the buckets for what is trainable now. Ranks freeze parameters alike, so they agree."""
-        trainable = tuple((parameter.requires_grad, parameter.dtype) for _, parameter in self._named)
+        size = self._tuning.size
+        trainable = (size, *((parameter.requires_grad, parameter.dtype) for _, parameter in self._named))
         if self._layouts.get(trainable) is self._buckets and self._buckets:
             return
         if trainable not in self._layouts:
+            self._layouts = {key: value for key, value in self._layouts.items() if key[0] == size}
             named = [(name, parameter) for name, parameter in self._named if parameter.requires_grad]
             self._layouts[trainable] = assign(
                 named,
-                bucket_mb=self._bucket_mb,
+                bucket_mb=size,
                 groups=self._groups.numbers(named),
                 size=self._rule.size,
             )
             for index, bucket in enumerate(self._layouts[trainable]):
-                bucket.label = f"bucket {self._number} {index} {bucket.bytes}"
+                bucket.label = f"bucket {self._number} {index} {bucket.bytes} {size}"
         self._take(self._layouts[trainable])
 
     def _take(self, buckets: list[Bucket]) -> None:
@@ -267,7 +281,9 @@ class Reducer:
         self._ends = []
 
     def _launch(self, bucket: Bucket, *, nothing: bool = False) -> None:
-        self._rule.seat(bucket)
+        if self._rule.seats(bucket):
+            self._context.presence.enter(bucket.label.replace("bucket", "seat", 1), self._set_id)
+            self._seat(bucket)
         if nothing:
             bucket.pack_nothing(mark=self._steps % 2)
         else:
@@ -372,8 +388,12 @@ class Reducer:
 
     def _add_up(self, *values: float) -> list[float]:
         wire = torch.tensor(values, dtype=torch.float64, device=self._context.control)
-        with collective(self._context, "average loss", [wire], process_set=self._rule.process_set):
+        with collective(self._context, "add up", [wire], process_set=self._rule.process_set):
             work = dist.all_reduce(wire, group=self._rule.process_set.group, async_op=True)
             self._await(work, wire.device)
         total: list[float] = wire.tolist()
         return total
+
+    def _add_up_times(self, values: Sequence[float]) -> list[float]:
+        self._context.presence.enter(f"tuning {self._number} {len(values)}", self._set_id)
+        return self._add_up(*values)

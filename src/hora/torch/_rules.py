@@ -101,13 +101,27 @@ class Rule:
         accumulated = max(passes, 1) if self.passes > 1 else 1
         return (size if self.predivide == 1 else self.predivide) * accumulated
 
-    def seat(self, bucket: Bucket) -> None:
-        """Before a bucket is sent for the first time: give it memory of the engine, if that has some."""
+    @property
+    def tunable(self) -> bool:
+        """Whether the size of buckets may change while the job trains, without changing its results."""
+        return (
+            self.size > 1
+            and self.process_set.process_set_id == 0
+            and type(self.process_set.group) is Group
+            and self.compression is Compression.none
+        )
+
+    def seats(self, bucket: Bucket) -> bool:
+        """Whether the bucket, before it is sent for the first time, moves into memory of the engine."""
         if bucket.seated or self.size == 1:
-            return
+            return False
         group = self.process_set.group
-        if isinstance(group, Group) and self.compression is Compression.none and bucket.bytes > LARGE:
-            bucket.seat(group.empty)
+        return isinstance(group, Group) and self.compression is Compression.none and bucket.bytes > LARGE
+
+    def seat(self, bucket: Bucket, wait: Callable[[Any, torch.device], None]) -> None:
+        """Move it; all ranks do so together."""
+        group: Any = self.process_set.group
+        bucket.seat(functools.partial(group.empty, wait=lambda work: wait(work, bucket.device)))
 
     def send(
         self,

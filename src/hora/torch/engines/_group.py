@@ -308,10 +308,13 @@ class Group(dist.ProcessGroup):
     # --- shared vectors -------------------------------------------------------------------------
 
     @_collective
-    def empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+    def empty(
+        self, count: int, dtype: torch.dtype, *, wait: Callable[[Any], None] = lambda work: work.wait()
+    ) -> torch.Tensor:
         """A vector in memory that all ranks of the group share: collectives of it copy nothing.
 
-        All ranks call it alike. The memory is given back when no tensor uses it.
+        All ranks call it alike. The memory is given back when no tensor uses it. ``wait`` waits for the
+        collectives that this takes, where a plain ``work.wait()`` would not do.
         """
         size = self.size()
         stride = Buffer.stride_of(count * dtype.itemsize)
@@ -322,14 +325,12 @@ class Group(dist.ProcessGroup):
             line = where.encode()
             text[: len(line)] = torch.frombuffer(bytearray(line), dtype=torch.uint8)
         options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor, options.asyncOp = 0, 0, False
-        self.broadcast([text], options)
+        options.rootRank, options.rootTensor = 0, 0
+        wait(self.broadcast([text], options))
         if segment is None:
             segment = Segment.open(bytes(text.tolist()).rstrip(b"\0").decode())
         segment.prefer_huge_pages()
-        barrier = dist.BarrierOptions()
-        barrier.asyncOp = False
-        self.barrier(barrier)
+        wait(self.barrier())
         segment.seal()
         buffer = Buffer(self.buffers.next_number(), segment, stride=stride, index=self.rank(), size=size)
         vector, owner = buffer.own(dtype, count)

@@ -9,7 +9,7 @@ are Gloo's, among all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -55,7 +55,9 @@ class HostsGroup(Group):
     def _queue(self, idle_cores: bool) -> Queue:
         return Queue(self.team, idle_cores=True, alone=True)
 
-    def empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+    def empty(
+        self, count: int, dtype: torch.dtype, *, wait: Callable[[Any], None] = lambda work: None
+    ) -> torch.Tensor:
         """A vector of this rank: what crosses the network is copied anyway."""
         return torch.zeros(count, dtype=dtype, device="cpu")
 
