@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import collections
+import os
 import threading
 import time
 import weakref
@@ -20,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from hora.torch.engines._algorithms import Steps
+from hora.torch.engines._flag import Flag
 from hora.torch.engines._team import Team
 
 __all__ = ["DONE", "Observer", "Operation", "Queue"]
@@ -27,8 +29,9 @@ __all__ = ["DONE", "Observer", "Operation", "Queue"]
 GRACE = 0.005
 """Seconds after which the thread goes on with what nobody waits for, on a host whose cores are all busy."""
 
-LONGEST = 3600.0
-"""Seconds that a thread waits at most for its turn before it looks again; none is ever so long."""
+LONGEST = 1.0
+"""Seconds that a thread waits at most for its turn before it looks again: a signal handler that raises may
+have kept the one before it from telling."""
 
 _FOREVER = timedelta(days=365)
 
@@ -60,6 +63,7 @@ class Operation(dist.Work):
         self.waited = 0.0
         self._queue, self._tensors = queue, tensors
         self._future: torch.futures.Future[Any] | None = None
+        self._ended: torch.futures.Future[None] | None = None
 
     def wait(self, timeout: timedelta = _FOREVER) -> bool:
         """Wait until it has ended.
@@ -92,23 +96,31 @@ class Operation(dist.Work):
     def get_future(self) -> torch.futures.Future[Any]:
         with self._queue.lock_of_futures:
             if self._future is None:
-                self._ended: torch.futures.Future[None] = torch.futures.Future()
+                self._ended = torch.futures.Future()
                 # C++ is told of an error by a callback that raises; of `set_exception` it knows nothing.
                 self._future = self._ended.then(self._outcome)
-                if self.done:
-                    self._ended.set_result(None)
-                else:
-                    self._queue.hurry()  # whoever waits for it in C++ cannot help
-            return self._future
+            future = self._future
+        if self.done:
+            self.settle()
+        else:
+            self._queue.hurry()  # whoever waits for it in C++ cannot help
+        return future
 
     def end(self, error: BaseException | None = None) -> None:
-        """It has ended."""
+        """It has ended. Whoever calls this calls :meth:`settle` when it holds no lock any more."""
+        self._queue._resume(self.place)
+        self.steps.close()
         with self._queue.lock_of_futures:
             self.error, self.done = error, True
-            self._queue._resume(self.place)
-            self.steps.close()
-            if self._future is not None:
-                self._ended.set_result(None)
+
+    def settle(self) -> None:
+        """If it has ended, complete its future, whose callbacks may call collectives themselves."""
+        with self._queue.lock_of_futures:
+            ended = self._ended if self.done else None
+            if ended is not None:
+                self._ended = None
+        if ended is not None:
+            ended.set_result(None)
 
     def _outcome(self, _: Any) -> Any:
         if self.error is not None:
@@ -145,33 +157,37 @@ class Queue:
         self._grace = 0.0 if idle_cores else GRACE
         self._pending: collections.deque[Operation] = collections.deque()
         self._lock = threading.Lock()
-        self._turn = threading.Condition(self._lock)
-        self._driven = False  # whether a thread goes on with what is pending; guarded by the lock
-        self._waiting = 0  # threads that wait for their turn
+        self._driven = False  # whether a thread goes on with what is pending; taken under the lock
+        self._waiters: list[Any] = []  # of threads that wait for their turn, guarded by the lock
         self._thread: threading.Thread | None = None
-        self._wanted = threading.Event()
-        self._hurried = threading.Event()
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._wanted, self._hurried = Flag(), Flag()
         self._closed = False
         self.observer: Observer | None = None
         _open.add(self)
 
+    # A signal handler may raise between any two lines. So whoever takes the turn notes that in the same
+    # statement, and gives it back in one; and no lock is held other than by `with` and the lock itself.
+
     def call(self, steps: Steps, what: str) -> None:
         """Run a collective to its end."""
         place = None if self.observer is None else self.observer.enter(what)
-        with self._lock:
-            alone = not self._driven and not self._pending
-            if alone:
-                self._driven = True
-            else:
-                operation = Operation(self, steps, None, what, place=place)
-                self._pending.append(operation)
-        if not alone:
-            operation.wait()
-            return
+        mine = False
         try:
-            self._finish(steps, what, place)
+            with self._lock:
+                if not self._driven and not self._pending:
+                    self._driven = mine = True
+                else:
+                    operation = Operation(self, steps, None, what, place=place)
+                    self._pending.append(operation)
+            if mine:
+                self._finish(steps, what, place)
         finally:
-            self._release()
+            if mine:
+                self._driven = False
+                self._pass_on()
+        if not mine:
+            operation.wait()
 
     def start(self, steps: Steps, tensors: Any, what: str) -> Operation:
         """Call a collective; it goes on by itself."""
@@ -182,15 +198,11 @@ class Queue:
             except Exception as error:  # noqa: BLE001 - raised by wait(): C++ that calls could not bear it here
                 operation.end(error)
                 return operation
-        with self._turn:
+        with self._lock:
             self._pending.append(operation)
-            free = not self._driven and not self._alone
-            self._driven |= free
-        if free:
-            try:
-                self._advance(0.0, wait=False)
-            finally:
-                self._release()
+        if not self._alone:
+            while self._drive(0.0, wait=False):
+                pass
         if not operation.done:
             self._wake_thread()
         return operation
@@ -206,22 +218,20 @@ class Queue:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise RuntimeError(f"{operation.what} has not ended within {seconds:g} seconds")
-            with self._turn:
-                if operation.is_completed():  # meanwhile
-                    return
-                if self._driven:
-                    self._waiting += 1
-                    self._turn.wait(min(left, LONGEST))
-                    self._waiting -= 1
-                    continue
-                self._driven = True
-            try:
-                self._advance(deadline, until=operation)
-            finally:
-                self._release()
+            turn = None
+            with self._lock:
+                if self._driven and not operation.is_completed():
+                    turn = Flag()
+                    self._waiters.append(turn)
+            if turn is None:
+                self._drive(deadline)
+            else:
+                turn.wait(min(left, LONGEST))
 
     def hurry(self) -> None:
         """Let the thread begin at once."""
+        if self._thread is threading.current_thread():
+            self._thread = None  # it runs a callback, which may wait in C++: another goes on
         self._hurried.set()
         self._wake_thread()
 
@@ -231,15 +241,23 @@ class Queue:
         self.team.fail(reason)
         self._hurried.set()
         self._wanted.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        for thread in list(self._threads):
+            if thread is not threading.current_thread():
+                thread.join()
         self._thread = None
 
-    def _release(self) -> None:
+    def abandon(self) -> None:
+        """This process was forked from the rank: nothing goes on here, and no lock is ever given back."""
+        self.lock_of_futures = threading.Lock()
+        self._lock = threading.Lock()
+        self._driven, self._waiters, self._thread, self._closed = False, [], None, True
+        self.team.abandon()
+
+    def _pass_on(self) -> None:
         with self._lock:
-            self._driven = False
-            if self._waiting:
-                self._turn.notify_all()
+            waiters, self._waiters = self._waiters, []
+        for turn in waiters:
+            turn.set()
 
     def explain(self, error: BaseException, place: Any) -> BaseException:
         """What to raise for an error in the collective of this place."""
@@ -271,7 +289,7 @@ class Queue:
                     team.fail(_overdue(team, what))
                 self._sleep(team.timeout, place)
         except BaseException as error:
-            team.fail(f"{what} ended by {type(error).__name__}: {error}")
+            team.give_up(f"{what} ended by {type(error).__name__}: {error}")
             cause = self.explain(error, place)
             if cause is error:
                 raise
@@ -279,59 +297,72 @@ class Queue:
         finally:
             self._resume(place)
 
-    def _advance(self, deadline: float, *, until: Operation | None = None, wait: bool = True) -> None:
-        """Go on with what is pending: to the operation, until the deadline, or as far as it goes at once."""
-        team = self.team
-        while self._pending and (until is None or not until.done):
-            operation = self._pending[0]
-            try:
+    def _drive(self, deadline: float, *, wait: bool = True) -> bool:
+        """Go on with the first of what is pending, if nobody does; whether there is more to go on with."""
+        first, mine = None, False
+        try:
+            with self._lock:
+                if not self._driven and self._pending:
+                    self._driven = mine = True
+            if mine:
+                first = self._pending[0]
+                self._advance(first, deadline, wait=wait)
+        finally:
+            if mine:
+                self._driven = False
+                self._pass_on()
+                if first is not None:
+                    first.settle()
+        return first is not None and first.done and bool(self._pending)
+
+    def _advance(self, operation: Operation, deadline: float, *, wait: bool) -> None:
+        """Go on with the first: to its end, until the deadline, or as far as it goes at once."""
+        team, cause = self.team, None
+        try:
+            if not operation.done:  # else a signal kept it from being taken out
                 team.check()
                 for _ in operation.steps:
-                    if not wait:
-                        return
                     now = time.monotonic()
-                    if now >= deadline:
+                    if not wait or now >= deadline:
                         return
                     if operation.waited > team.timeout:
                         team.fail(_overdue(team, operation.what))
                     self._sleep(deadline - now, operation.place)
                     operation.waited += time.monotonic() - now
-            except BaseException as error:
-                team.fail(f"{operation.what} ended by {type(error).__name__}: {error}")
-                cause = self.explain(error, operation.place)
-                with self._turn:
-                    self._pending.popleft()
-                    operation.end(cause)
-                    self._turn.notify_all()
-                if not isinstance(error, Exception):
-                    raise
-                continue
-            with self._turn:
-                self._pending.popleft()
-                operation.end()
-                self._turn.notify_all()
+        except BaseException as error:
+            team.give_up(f"{operation.what} ended by {type(error).__name__}: {error}")
+            cause = self.explain(error, operation.place)
+            if not isinstance(error, Exception):
+                self._take_out(operation, cause)
+                raise
+        self._take_out(operation, cause)
+
+    def _take_out(self, operation: Operation, cause: BaseException | None) -> None:
+        with self._lock:
+            if not operation.done:
+                operation.end(cause)
+            self._pending.popleft()
 
     def _wake_thread(self) -> None:
         if self._thread is None and not self._closed:
             self._thread = threading.Thread(target=self._work, name="hora-engine", daemon=True)
+            self._threads.add(self._thread)
             self._thread.start()
         self._wanted.set()
 
     def _work(self) -> None:
-        while not self._closed:
+        me = threading.current_thread()
+        while not self._closed and self._thread is me:
             self._wanted.wait()
-            self._wanted.clear()
-            if self._grace:
-                self._hurried.wait(self._grace)
-            self._hurried.clear()
-            while (operation := self._first()) is not None:
+            self._hurried.wait(self._grace)
+            while self._thread is me and (operation := self._first()) is not None:
                 try:
                     self.run(operation, None)
                 except Exception:  # noqa: BLE001 - whoever waits for the operation raises it
                     continue
 
     def _first(self) -> Operation | None:
-        with self._turn:
+        with self._lock:
             return self._pending[0] if self._pending else None
 
 
@@ -348,3 +379,11 @@ def _close_all() -> None:
     """End all threads: at the end of the interpreter they would be stopped in the middle of C++ code."""
     for queue in list(_open):
         queue.close("The interpreter ends.")
+
+
+def _abandon_all() -> None:
+    for queue in list(_open):
+        queue.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

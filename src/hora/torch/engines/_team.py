@@ -42,9 +42,9 @@ _ROW = 1024
 """Bytes of each rank's own words."""
 
 _PAGE = 4096
-_TEXT = 512
+_REASON, _TEXT = 256, 512
 _STATE, _PID, _BORN, _ARRIVED = range(4)
-_HERE, _LEFT = 1, 2
+_HERE, _LEFT, _GAVE_UP = 1, 2, 3
 
 FREE = 2
 """The first place of each rank that is free for what the collectives tell; each has a word per parity."""
@@ -81,6 +81,7 @@ class Team:
         rows = segment.memory[_PAGE : _PAGE + self.size * _ROW]
         self._rows = rows.cast("q")
         self._texts = [rows[i * _ROW + _TEXT : (i + 1) * _ROW] for i in range(self.size)]
+        self._reasons = [rows[i * _ROW + _REASON : i * _ROW + _TEXT] for i in range(self.size)]
         self._slots = self._cut_slots()
         self._views: dict[tuple[int, torch.dtype, int], list[torch.Tensor]] = {}
         self._watched: select.poll | None = None
@@ -154,9 +155,24 @@ class Team:
         for address in self._addresses:
             _futex.wake(address)
 
+    def give_up(self, reason: str) -> None:
+        """As :meth:`fail`; the others, too, learn that this rank will not come any more."""
+        self.fail(reason)
+        if self._rows[self._own + _STATE] == _HERE:
+            _write(self._reasons[self.index], str(self._failure))
+            self._rows[self._own + _STATE] = _GAVE_UP
+
     def leave(self) -> None:
         """This rank will not come any more."""
         self._rows[self._own + _STATE] = _LEFT
+
+    def abandon(self) -> None:
+        """This process was forked from the rank, and is none: it writes nothing into the memory."""
+        self._rows = memoryview(bytearray(self._rows.nbytes)).cast("q")
+        self._failure = Broken(
+            f"This process was forked from rank {self.members[self.index]} and is not a rank itself: "
+            "it cannot take part in collectives."
+        )
 
     # --- words of each rank ---------------------------------------------------------------------
 
@@ -174,11 +190,10 @@ class Team:
 
     def describe(self, text: str) -> None:
         """Leave a text for the others."""
-        line = text.encode()[: _ROW - _TEXT - 1]
-        self._texts[self.index][: len(line) + 1] = line + b"\0"
+        _write(self._texts[self.index], text)
 
     def described(self) -> list[str]:
-        return [bytes(text).split(b"\0", 1)[0].decode(errors="replace") for text in self._texts]
+        return [_read(text) for text in self._texts]
 
     # --- slots ----------------------------------------------------------------------------------
 
@@ -232,12 +247,15 @@ class Team:
             self._ended |= {self._pids[fd] for fd, _ in self._watched.poll(0)}
         arrived, states = self._fixed(_ARRIVED), self._fixed(_STATE)
         missing = [i for i in range(self.size) if arrived[i] < self.phase]
-        ended = [self.members[i] for i in missing if i in self._ended]
-        left = [self.members[i] for i in missing if states[i] == _LEFT]
-        if ended or left:
-            how = "has ended" if ended else "has left the group"
-            self.fail(f"Rank {(ended or left)[0]} {how}, and would never come.", lost=True)
-            self.check()
+        for among, how in (
+            (lambda i: i in self._ended, "has ended, and would never come."),
+            (lambda i: states[i] == _LEFT, "has left the group, and would never come."),
+            (lambda i: states[i] == _GAVE_UP, "has given up: "),
+        ):
+            for index in filter(among, missing):
+                more = _read(self._reasons[index]) if states[index] == _GAVE_UP and how.endswith(": ") else ""
+                self.fail(f"Rank {self.members[index]} {how}{more}", lost=True)
+        self.check()
 
 
 def _slots_start(members: int) -> int:
@@ -247,3 +265,12 @@ def _slots_start(members: int) -> int:
 def _birth(pid: int) -> int:
     """When the process started, in the system's ticks: with its number, that names it for good."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def _write(place: memoryview, text: str) -> None:
+    line = text.encode()[: len(place) - 1]
+    place[: len(line) + 1] = line + b"\0"
+
+
+def _read(place: memoryview) -> str:
+    return bytes(place).split(b"\0", 1)[0].decode(errors="replace")
