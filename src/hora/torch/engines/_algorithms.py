@@ -49,7 +49,7 @@ BLOCK = 1 << 20
 """Bytes that are reduced and given to the others at a time. Smaller ones cost more calls, larger ones leave
 the cache between the two; measured from 32 KiB to the whole."""
 
-_NUMBER, _PLACE, _PIECES = FREE, FREE + 1, FREE + 2
+_NUMBER, _PLACE = FREE, FREE + 1
 
 
 @dataclass(frozen=True)
@@ -160,11 +160,19 @@ def all_gather(
     if begun:
         views = yield from _in_place(team, call, [flat], buffers)
         if views is not None:
+            later = []
             for output, view in zip(outputs, views, strict=True):
-                if output.data_ptr() != view.data_ptr() and output.data_ptr() != flat.data_ptr():
+                if output.data_ptr() == view.data_ptr():
+                    continue
+                if _distance(output, flat) is None:
                     output.copy_(view)
+                else:  # the others read it still
+                    later.append((output, view.clone()))
             yield from _meet(team)
+            for output, copy in later:
+                output.copy_(copy)
             return
+    (flat,) = _apart([flat], outputs)
     per = max(SLOT // flat.element_size(), 1)
     for index, piece in enumerate(_pieces(flat, SLOT)):
         slots = team.slots(flat.dtype, piece.numel())
@@ -197,7 +205,9 @@ def scatter(
 ) -> Steps:
     """Fill ``output`` with the root's input for this rank."""
     begun, low = False, 0
-    for piece in _pieces(output, SLOT // team.size):
+    if inputs is not None:
+        inputs = _apart(inputs, [output])
+    for piece in _pieces(output, SLOT // team.size // 64 * 64):
         count = piece.numel()
         slots = team.slots(output.dtype, count * team.size)
         if inputs is not None and team.index == root:
@@ -228,15 +238,23 @@ def reduce_scatter(
     if begun:
         views = yield from _in_place(team, call, inputs, buffers)
         if views is not None:
-            step = BLOCK // width
-            for start in range(0, count, step):
-                end = min(start + step, count)
-                low = me * count
-                reduce_into(output[start:end], [view[low + start : low + end] for view in views], op)
+            low = me * count
+            distance = _distance(output, views[me])
+            own = distance == low * width  # nobody else reads there
+            result = output if own or distance is None else torch.empty_like(output)
+            vectors = [result, *(view[low : low + count] for view in views)]
+            for target, *blocks in zip(*(torch.split(each, BLOCK // width) for each in vectors), strict=True):
+                # The operation is done in order, so the result may replace the first two only.
+                scratch = torch.empty_like(target) if own and me > 1 else target
+                reduce_into(scratch, blocks, op)
+                if scratch is not target:
+                    target.copy_(scratch)
             yield from _meet(team)
+            if result is not output:
+                output.copy_(result)
             return
-    low = 0
-    for piece in _pieces(output, SLOT // team.size):
+    low, inputs = 0, _apart(inputs, [output])
+    for piece in _pieces(output, SLOT // team.size // 64 * 64):
         size = piece.numel()
         slots = team.slots(output.dtype, size * team.size)
         for target, source in zip(torch.split(slots[me], max(size, 1)), inputs, strict=False):
@@ -254,23 +272,43 @@ def all_to_all(
 
     The vectors are bytes.
     """
-    width = SLOT // team.size // 64 * 64
-    team.tell(_PIECES, -(-max((each.numel() for each in inputs), default=0) // width))
-    pieces, piece = 1, 0
-    while piece < pieces:
+    size, me = team.size, team.index
+    header = -(-16 * size // 64) * 64
+    width = (SLOT - header) // size // 64 * 64
+    lengths = [each.numel() for each in inputs] + [each.numel() for each in outputs]
+    inputs = _apart(inputs, outputs)
+    most, piece = 1, 0
+    while piece * width < most:
         low = piece * width
         slots = team.slots(torch.uint8, SLOT)
+        if piece == 0:
+            slots[me][: 16 * size].view(torch.int64).copy_(torch.tensor(lengths, device="cpu"))
         for index, source in enumerate(inputs):
             part = source[low : low + width]
-            slots[team.index][index * width : index * width + part.numel()].copy_(part)
+            start = header + index * width
+            slots[me][start : start + part.numel()].copy_(part)
         yield from _meet(team) if piece else _begin(team, call)
         if piece == 0:
-            pieces = max(team.told(_PIECES))
-        start = team.index * width
+            table = torch.stack([slot[: 16 * size].view(torch.int64) for slot in slots])
+            _compare_lengths(team, table[:, :size], table[:, size:].t())
+            most = int(table.max())
+        start = header + me * width
         for output, slot in zip(outputs, slots, strict=True):
             target = output[low : low + width]
             target.copy_(slot[start : start + target.numel()])
         piece += 1
+
+
+def _compare_lengths(team: Team, sent: torch.Tensor, expected: torch.Tensor) -> None:
+    """All ranks find the same: what each sends to each must be as long as what that one expects."""
+    if torch.equal(sent, expected):
+        return
+    source, target = (sent != expected).nonzero()[0].tolist()
+    team.fail(
+        f"all_to_all: rank {team.members[source]} sends {int(sent[source, target])} bytes to rank "
+        f"{team.members[target]}, which expects {int(expected[source, target])}."
+    )
+    team.check()
 
 
 def _begin(team: Team, call: Call) -> Steps:
@@ -317,3 +355,19 @@ def _pieces(flat: torch.Tensor, width: int) -> Sequence[torch.Tensor]:
     """The vector in pieces of at most so many bytes; one, if it is empty."""
     per = max(width // flat.element_size(), 1)
     return (flat,) if flat.numel() <= per else torch.split(flat, per)
+
+
+def _distance(vector: torch.Tensor, other: torch.Tensor) -> int | None:
+    """Bytes from the start of ``other`` to that of ``vector``; None if they have no memory in common."""
+    distance = vector.data_ptr() - other.data_ptr()
+    return distance if -vector.nbytes < distance < other.nbytes else None
+
+
+def _apart(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """The sources, copied where a piece that is written would change one that is still to be read."""
+    if max((source.nbytes for source in sources), default=0) * max(len(sources), len(targets)) <= SLOT // 2:
+        return sources  # in one piece: all is read before anything is written
+    return [
+        source.clone() if any(_distance(target, source) not in (0, None) for target in targets) else source
+        for source in sources
+    ]

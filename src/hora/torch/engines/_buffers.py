@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import threading
 import weakref
 from collections.abc import Sequence
 
@@ -72,6 +73,7 @@ class Buffers:
         self._numbered: dict[int, Buffer] = {}
         self._unused: list[int] = []
         self._made = 0
+        self._lock = threading.Lock()  # the queue's thread looks for places while others make buffers
 
     def next_number(self) -> int:
         """A number for the buffer that all ranks make next."""
@@ -80,17 +82,17 @@ class Buffers:
 
     def add(self, buffer: Buffer, owner: object) -> None:
         """Know a buffer until ``owner`` is gone."""
-        self._forget_unused()
-        at = bisect.bisect(self._starts, buffer.start)
-        self._starts.insert(at, buffer.start)
-        self._sorted.insert(at, buffer)
-        self._numbered[buffer.number] = buffer
+        with self._lock:
+            self._forget_unused()
+            at = bisect.bisect(self._starts, buffer.start)
+            self._starts.insert(at, buffer.start)
+            self._sorted.insert(at, buffer)
+            self._numbered[buffer.number] = buffer
         # It may be called at any time, from any thread, so it only takes a note.
         weakref.finalize(owner, self._unused.append, buffer.number)
 
     def place(self, tensors: Sequence[torch.Tensor]) -> int:
         """Where vectors that follow each other lie, for the other ranks: 0 if not in a buffer."""
-        self._forget_unused()
         if not self._sorted:
             return 0
         address = start = tensors[0].data_ptr()
@@ -98,10 +100,12 @@ class Buffers:
             if tensor.data_ptr() != address:
                 return 0
             address += tensor.numel() * tensor.element_size()
-        at = bisect.bisect(self._starts, start) - 1
-        if at < 0:
-            return 0
-        buffer = self._sorted[at]
+        with self._lock:
+            self._forget_unused()
+            at = bisect.bisect(self._starts, start) - 1
+            if at < 0:
+                return 0
+            buffer = self._sorted[at]
         offset = start - buffer.start
         if address > buffer.start + buffer.stride or offset % ALIGNMENT:
             return 0

@@ -10,9 +10,8 @@ host share. Messages between two ranks (send, recv), sparse tensors and other de
 from __future__ import annotations
 
 import datetime
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,8 +20,10 @@ from torch._C._distributed_c10d import AllgatherOptions
 from hora.torch.engines import _algorithms as algorithms
 from hora.torch.engines._algorithms import Call, Steps
 from hora.torch.engines._buffers import Buffer, Buffers
+from hora.torch.engines._checks import check_kind, check_lists, check_rows, check_whole, check_writable
 from hora.torch.engines._kernels import reducible
 from hora.torch.engines._memory import Segment
+from hora.torch.engines._modes import undisturbed
 from hora.torch.engines._queue import DONE, Queue
 from hora.torch.engines._team import Team
 from hora.torch.engines._vectors import Flat, Flats, is_plain, parts_of, source, split_rows, vector
@@ -30,20 +31,6 @@ from hora.torch.engines._vectors import Flat, Flats, is_plain, parts_of, source,
 __all__ = ["Group"]
 
 Tensors = Sequence[torch.Tensor]
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def _collective(method: Method) -> Method:
-    """What is made in inference mode can be written there only, but a collective may end anywhere."""
-
-    @functools.wraps(method)
-    def wrapper(*args: Any, **named: Any) -> Any:
-        if torch.is_inference_mode_enabled():
-            with torch.inference_mode(False):
-                return method(*args, **named)
-        return method(*args, **named)
-
-    return wrapper  # type: ignore[return-value]
 
 
 class Group(dist.ProcessGroup):
@@ -100,7 +87,7 @@ class Group(dist.ProcessGroup):
 
     # --- collectives ----------------------------------------------------------------------------
 
-    @_collective
+    @undisturbed
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
         opts = dist.AllreduceOptions() if opts is None else opts
         if not is_plain(tensors):
@@ -114,13 +101,14 @@ class Group(dist.ProcessGroup):
                 return self._run(steps, call, opts, tensors)
         return self._all_reduce(tensors, opts)
 
-    @_collective
+    @undisturbed
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> Any:
         if not is_plain(tensors):
             return self.gloo.allreduce_coalesced(tensors, opts)
         return self._all_reduce(tensors, opts)
 
     def _all_reduce(self, tensors: Tensors, opts: Any) -> Any:
+        check_writable(tensors)
         calls = [self._reduction("all_reduce", tensor, opts.reduceOp) for tensor in tensors]
 
         def steps() -> Steps:
@@ -130,11 +118,12 @@ class Group(dist.ProcessGroup):
 
         return self._run(steps(), calls[0][0], opts, tensors)
 
-    @_collective
+    @undisturbed
     def reduce(self, tensors: Tensors, opts: Any) -> Any:
         if not is_plain(tensors):
             return self.gloo.reduce(tensors, opts)
         (tensor,) = tensors
+        check_writable(tensors)
         call, op = self._reduction("reduce", tensor, opts.reduceOp, f" to {opts.rootRank}")
 
         def steps() -> Steps:
@@ -143,11 +132,12 @@ class Group(dist.ProcessGroup):
 
         return self._run(steps(), call, opts, tensors)
 
-    @_collective
+    @undisturbed
     def broadcast(self, tensors: Tensors, opts: Any) -> Any:
         if not is_plain(tensors):
             return self.gloo.broadcast(tensors, opts)
         (tensor,) = tensors
+        check_writable(tensors)
         call = self._movement("broadcast", tensor, f" from {opts.rootRank}")
 
         def steps() -> Steps:
@@ -156,7 +146,7 @@ class Group(dist.ProcessGroup):
 
         return self._run(steps(), call, opts, tensors)
 
-    @_collective
+    @undisturbed
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         opts = AllgatherOptions() if opts is None else opts
         if not is_plain(inputs):
@@ -168,17 +158,19 @@ class Group(dist.ProcessGroup):
 
     all_gather_single = _allgather_base
 
-    @_collective
+    @undisturbed
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         opts = AllgatherOptions() if opts is None else opts
         if not is_plain(inputs):
             return self.gloo.allgather_into_tensor_coalesced(outputs, inputs, opts)
+        for output, tensor in zip(outputs, inputs, strict=True):
+            check_whole("all_gather", output, tensor, self.size())
         parts = [parts_of(output, self.size()) for output in outputs]
         return self._gather_all(parts, inputs, opts, outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    @_collective
+    @undisturbed
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         opts = AllgatherOptions() if opts is None else opts
         if not is_plain(inputs):
@@ -187,6 +179,9 @@ class Group(dist.ProcessGroup):
         return self._gather_all([list(each) for each in zip(*outputs, strict=True)], inputs, opts, outputs)
 
     def _gather_all(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any, result: Any) -> Any:
+        for parts, tensor in zip(outputs, inputs, strict=True):
+            check_lists("all_gather", parts, tensor, self.size())
+            check_writable(parts)
         calls = [self._movement("all_gather", tensor) for tensor in inputs]
 
         def steps() -> Steps:
@@ -196,11 +191,14 @@ class Group(dist.ProcessGroup):
 
         return self._run(steps(), calls[0], opts, result)
 
-    @_collective
+    @undisturbed
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
         if not is_plain(inputs):
             return self.gloo.gather(outputs, inputs, opts)
         (tensor,) = inputs
+        if outputs:
+            check_lists("gather", outputs[0], tensor, self.size())
+            check_writable(outputs[0])
         call = self._movement("gather", tensor, f" to {opts.rootRank}")
 
         def steps() -> Steps:
@@ -209,11 +207,14 @@ class Group(dist.ProcessGroup):
 
         return self._run(steps(), call, opts, outputs)
 
-    @_collective
+    @undisturbed
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Any:
         if not is_plain(outputs):
             return self.gloo.scatter(outputs, inputs, opts)
         (tensor,) = outputs
+        if inputs:
+            check_lists("scatter", inputs[0], tensor, self.size())
+        check_writable(outputs)
         call = self._movement("scatter", tensor, f" from {opts.rootRank}")
 
         def steps() -> Steps:
@@ -223,11 +224,13 @@ class Group(dist.ProcessGroup):
 
         return self._run(steps(), call, opts, outputs)
 
-    @_collective
+    @undisturbed
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Any:
         opts = dist.ReduceScatterOptions() if opts is None else opts
         if not is_plain(outputs):
             return self.gloo.reduce_scatter(outputs, inputs, opts)
+        for output, parts in zip(outputs, inputs, strict=True):
+            check_lists("reduce_scatter", parts, output, self.size())
         return self._scatter_all(outputs, [list(each) for each in inputs], opts)
 
     def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
@@ -235,17 +238,20 @@ class Group(dist.ProcessGroup):
 
     reduce_scatter_single = _reduce_scatter_base
 
-    @_collective
+    @undisturbed
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         opts = dist.ReduceScatterOptions() if opts is None else opts
         if not is_plain(outputs):
             return self.gloo.reduce_scatter_tensor_coalesced(outputs, inputs, opts)
+        for output, tensor in zip(outputs, inputs, strict=True):
+            check_whole("reduce_scatter", tensor, output, self.size())
         parts = [parts_of(source(tensor), self.size()) for tensor in inputs]
         return self._scatter_all(outputs, parts, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _scatter_all(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Any:
+        check_writable(outputs)
         calls = [self._reduction("reduce_scatter", tensor, opts.reduceOp) for tensor in outputs]
 
         def steps() -> Steps:
@@ -257,7 +263,7 @@ class Group(dist.ProcessGroup):
 
         return self._run(steps(), calls[0][0], opts, outputs)
 
-    @_collective
+    @undisturbed
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -269,14 +275,19 @@ class Group(dist.ProcessGroup):
         opts = dist.AllToAllOptions() if opts is None else opts
         if not is_plain([output, input]):
             return self.gloo.alltoall_base(output, input, output_splits, input_splits, opts)
+        check_rows("all_to_all", output, output_splits, self.size())
+        check_rows("all_to_all", input, input_splits, self.size())
         outputs = split_rows(output, output_splits, self.size())
         return self.alltoall(outputs, split_rows(input, input_splits, self.size()), opts)
 
     alltoall_base = all_to_all_single
 
-    @_collective
+    @undisturbed
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         opts = dist.AllToAllOptions() if opts is None else opts
+        for tensors in (outputs, inputs):
+            check_kind("all_to_all", tensors, outputs[0], self.size())
+        check_writable(outputs)
 
         def steps() -> Steps:
             with Flats(outputs) as flats:
@@ -289,7 +300,7 @@ class Group(dist.ProcessGroup):
 
         return self._run(steps(), _ALL_TO_ALL, opts, outputs)
 
-    @_collective
+    @undisturbed
     def barrier(self, opts: Any = None) -> Any:
         opts = dist.BarrierOptions() if opts is None else opts
         return self._run(algorithms.barrier(self.team, _BARRIER), _BARRIER, opts, [])
@@ -307,7 +318,7 @@ class Group(dist.ProcessGroup):
 
     # --- shared vectors -------------------------------------------------------------------------
 
-    @_collective
+    @undisturbed
     def empty(
         self, count: int, dtype: torch.dtype, *, wait: Callable[[Any], None] = lambda work: work.wait()
     ) -> torch.Tensor:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
 
 from hora.torch.engines._algorithms import Steps
 from hora.torch.engines._flag import Flag
@@ -72,7 +73,7 @@ class Operation(dist.Work):
             RuntimeError: it failed; or it did not end within ``timeout``, and goes on.
         """
         if not self.done:
-            with torch.inference_mode(False):  # the engine's own memory was made outside
+            with torch.inference_mode(False), _disable_current_modes():  # as in a call
                 self._queue.run(self, timeout.total_seconds() if timeout > timedelta() else None)
         if self.error is not None:
             raise self.error

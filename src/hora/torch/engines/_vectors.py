@@ -55,7 +55,8 @@ class Flat:
 
     def __exit__(self, kind: Any, *rest: Any) -> None:
         if kind is None and self._copy is not None:
-            self._tensor.data.copy_(self._copy.view(self._tensor.shape))
+            with torch.inference_mode(self._tensor.is_inference()):
+                self._tensor.data.copy_(self._copy.view(self._tensor.shape))
 
 
 class Flats:
@@ -78,4 +79,4 @@ def parts_of(tensor: torch.Tensor, size: int) -> list[torch.Tensor]:
 
 
 def split_rows(tensor: torch.Tensor, splits: Sequence[int], size: int) -> list[torch.Tensor]:
-    return list(torch.split(tensor.data, list(splits) if splits else tensor.shape[0] // size))
+    return list(torch.split(tensor.data, list(splits) if splits else [tensor.shape[0] // size] * size))
