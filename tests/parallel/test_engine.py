@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +18,7 @@ from tests.ranks import RankFailure, ranks, run_ranks
 
 import hora.torch as hora
 from hora.core.errors import CollectiveError
-from hora.torch.engines import LARGE, Group
+from hora.torch.engines import LARGE, Group, _team
 from hora.torch.engines._team import SLOT
 
 SIZES = [0, 1, 5, 1000, LARGE // 8, LARGE // 8 + 1, SLOT // 8, SLOT // 8 + 1, SLOT // 4 + 77]
@@ -372,6 +374,72 @@ def test_a_killed_rank_is_an_error_on_the_others() -> None:
         run_ranks(3, body)
     assert "AssertionError" not in str(raised.value)
     assert "did not raise" not in str(raised.value).lower()
+
+
+def test_whoever_finds_a_killed_rank_tells_the_others() -> None:
+    """They must not find out one after the other, each a slice later."""
+
+    def body() -> None:
+        _team.SLICE = 1.0
+        dist.barrier()
+        if hora.rank() == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(dist.DistBackendError, match="Rank 4 has ended"):
+            dist.barrier()
+        assert time.monotonic() - began < 1.9
+
+    with pytest.raises(RankFailure) as raised:
+        run_ranks(5, body)
+    assert str(raised.value) == "--- rank 4\nended without a word"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_rank_killed_at_any_moment(seed: int) -> None:
+    chance = random.Random(seed)
+    size, delay, shared = 2 + seed % 3, chance.uniform(0, 0.1), seed % 2 > 0
+    victim, count = chance.randrange(size), chance.choice([1, 1000, 1 << 16, 1 << 20, 1 << 22])
+
+    def body() -> None:
+        vector = group().empty(count, torch.float32) if shared else torch.empty(count)
+        vector.fill_(1)
+        dist.barrier()
+        began = time.monotonic()
+        if hora.rank() == victim:
+            threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        with pytest.raises(dist.DistBackendError, match=f"Rank {victim} has ended"):
+            while True:
+                dist.all_reduce(vector, dist.ReduceOp.MAX)
+                for work in [dist.all_reduce(vector, dist.ReduceOp.MAX, async_op=True) for _ in range(3)]:
+                    work.wait()
+                dist.all_gather_single(torch.empty(count * size), vector)
+                dist.broadcast(vector, victim)
+        assert time.monotonic() - began < delay + 2
+
+    with pytest.raises(RankFailure) as raised:
+        run_ranks(size, body)
+    assert str(raised.value) == f"--- rank {victim}\nended without a word"
+
+
+def test_a_rank_that_is_stopped_for_a_while() -> None:
+    def body() -> int:
+        tensor = torch.ones(SLOT)
+        dist.barrier()
+        if hora.rank() == 1:
+            pid = os.getpid()
+            if os.fork() == 0:
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(1)  # the time that it stands still
+                os.kill(pid, signal.SIGCONT)
+                os._exit(0)
+        for _ in range(4):
+            dist.all_reduce(tensor)
+            dist.all_reduce(tensor, async_op=True).wait()
+        if hora.rank() == 1:
+            os.wait()
+        return int(tensor[0])
+
+    assert run_ranks(2, body) == [2**8] * 2
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:

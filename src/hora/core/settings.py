@@ -45,7 +45,8 @@ class Settings:
     engine: Literal["auto", "shared-memory", "gloo"] = _setting(
         "auto",
         unit="",
-        meaning="what moves data between CPUs; auto: shared memory between ranks of one host, else Gloo",
+        meaning="what moves data between CPUs; auto: shared memory between ranks of one host, else Gloo; "
+        "shared-memory: an error where memory cannot be shared",
     )
     timeout: float = _setting(
         300.0, unit="s", meaning="how long a collective or the start waits for the other ranks"

@@ -31,7 +31,7 @@ from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore
 from hora.core.errors import WorldError
 from hora.core.settings import Settings
 from hora.core.world import World, from_environment
-from hora.torch.engines import Group
+from hora.torch.engines import Group, Insist
 
 __all__ = ["PATIENT", "Meeting", "engines", "from_launcher", "meet", "restore", "world"]
 
@@ -107,9 +107,15 @@ def meet(world: World, settings: Settings, *, generation: int, cuda: bool) -> Me
         cuda: whether the ranks compute on GPUs.
 
     Raises:
-        WorldError: there is no way to meet, or a rank does not come in time.
+        WorldError: there is no way to meet, a rank does not come in time, or memory that must be shared
+            cannot be.
     """
     if dist.is_initialized():
+        if settings.engine == "shared-memory" and "shared-memory" not in engines(_default_group()).values():
+            raise WorldError(
+                f"HORA_ENGINE=shared-memory, but the script made a group of {dist.get_backend()!r} itself.",
+                fix='Write torch.distributed.init_process_group("hora"), or unset HORA_ENGINE.',
+            )
         world, peers, homogeneous = _agree_on_hosts(world)
         return Meeting(world=world, group=_default_group(), peers=peers, homogeneous=homogeneous)
     environment: dict[str, str | None] = {}
@@ -129,6 +135,7 @@ def meet(world: World, settings: Settings, *, generation: int, cuda: bool) -> Me
                 rank=world.rank,
                 world_size=world.size,
                 timeout=timeout,
+                pg_options=Insist() if settings.engine == "shared-memory" and not cuda else None,
             )
             # torch prefixes tracebacks with the rank; the launcher does that for all output.
             sys.excepthook = hook

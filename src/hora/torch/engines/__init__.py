@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from hora.torch.engines._algorithms import LARGE
-from hora.torch.engines._create import create
+from hora.torch.engines._create import Insist, create
 from hora.torch.engines._group import Group
 
-__all__ = ["LARGE", "Group", "create"]
+__all__ = ["LARGE", "Group", "Insist", "create"]
 
 if "HORA" not in dist.Backend._plugins:
     dist.Backend.register_backend("hora", create, extended_api=True, devices=["cpu"])

@@ -21,6 +21,7 @@ from hora.torch.engines._kernels import reduce_into
 from hora.torch.engines._team import FREE, SLOT, Team
 
 __all__ = [
+    "Bounded",
     "Call",
     "Steps",
     "all_gather",
@@ -67,6 +68,15 @@ class Call:
     @classmethod
     def of(cls, text: str) -> Call:
         return cls(text, crc32(text.encode()))
+
+
+class Bounded(dict[Any, Any]):
+    """A cache, of calls say, that starts anew when it is full."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if len(self) >= 4096:
+            self.clear()
+        super().__setitem__(key, value)
 
 
 def barrier(team: Team, call: Call) -> Steps:

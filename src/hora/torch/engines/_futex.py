@@ -16,7 +16,7 @@ import platform
 import sys
 from typing import Any
 
-__all__ = ["AVAILABLE", "arrive", "fence", "sleep", "wake"]
+__all__ = ["AVAILABLE", "MOST", "arrive", "fence", "probe", "sleep", "wake"]
 
 _NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
 """The system call's number: arch/*/entry/syscalls and include/uapi/asm-generic/unistd.h of Linux."""
@@ -27,8 +27,8 @@ _ALL = 2**31 - 1
 _ADD_ONE_AND_WAKE_AT = (1 << 28) | (1 << 12)
 """``FUTEX_OP(FUTEX_OP_ADD, 1, FUTEX_OP_CMP_EQ, value)``: the lowest twelve bits are the value."""
 
-MOST = 4095
-"""Arrivals that a word can count: the comparison has twelve bits."""
+MOST = 2048
+"""Arrivals that a word can count: the comparison has twelve bits, of which the first is the sign."""
 
 
 class _Timespec(ctypes.Structure):
@@ -68,7 +68,7 @@ def arrive(address: int, nobody: int, *, last: int) -> None:
     Args:
         address: of the word.
         nobody: of a word on which nobody sleeps.
-        last: the word's value before the last arrival, at most :data:`MOST`.
+        last: the word's value before the last arrival, below :data:`MOST`.
     """
     if _quick(_number, nobody, _WAKE_OP, 0, _ALL, address, _ADD_ONE_AND_WAKE_AT | last) < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -90,6 +90,12 @@ def sleep(address: int, value: int, seconds: float) -> bool:
 def wake(address: int) -> None:
     """Wake all that sleep on the word."""
     _quick(_number, address, _WAKE, _ALL, 0, None, 0)
+
+
+def probe(nobody: int) -> None:
+    """Raise OSError where a container forbids futexes."""
+    if _quick(_number, nobody, _WAKE, 0, 0, None, 0) < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def fence(nobody: int) -> None:

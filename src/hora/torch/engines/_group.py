@@ -10,6 +10,7 @@ host share. Messages between two ranks (send, recv), sparse tensors and other de
 from __future__ import annotations
 
 import datetime
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
 
 from hora.torch.engines import _algorithms as algorithms
-from hora.torch.engines._algorithms import Call, Steps
+from hora.torch.engines._algorithms import Bounded, Call, Steps
 from hora.torch.engines._buffers import Buffer, Buffers
 from hora.torch.engines._checks import check_kind, check_lists, check_rows, check_whole, check_writable
 from hora.torch.engines._kernels import reducible
@@ -31,6 +32,7 @@ from hora.torch.engines._vectors import Flat, Flats, is_plain, parts_of, source,
 __all__ = ["Group"]
 
 Tensors = Sequence[torch.Tensor]
+_log = logging.getLogger(__name__)
 
 
 class Group(dist.ProcessGroup):
@@ -48,8 +50,8 @@ class Group(dist.ProcessGroup):
         self.gloo, self.team = gloo, team
         self.buffers = Buffers()
         self.queue = self._queue(idle_cores)
-        self._reductions: dict[Any, tuple[Call, Any]] = _Bounded()
-        self._movements: dict[Any, Call] = _Bounded()
+        self._reductions: dict[Any, tuple[Call, Any]] = Bounded()
+        self._movements: dict[Any, Call] = Bounded()
         self._name = self._description = ""
 
     def _queue(self, idle_cores: bool) -> Queue:
@@ -324,26 +326,41 @@ class Group(dist.ProcessGroup):
     ) -> torch.Tensor:
         """A vector in memory that all ranks of the group share: collectives of it copy nothing.
 
-        All ranks call it alike. The memory is given back when no tensor uses it. ``wait`` waits for the
-        collectives that this takes, where a plain ``work.wait()`` would not do.
+        All ranks call it alike. The memory is given back when no tensor uses it. Where one of them can get
+        none (it has too many files open, say), all get ordinary memory, with a warning. ``wait`` waits for
+        the collectives that this takes, where a plain ``work.wait()`` would not do.
         """
-        size = self.size()
+        size, number = self.size(), self.buffers.next_number()
         stride = Buffer.stride_of(count * dtype.itemsize)
         text = torch.zeros(256, dtype=torch.uint8, device="cpu")
-        segment = None
+        segment, problem = None, ""
         if self.rank() == 0:
-            segment, where = Segment.create(Buffer.size_of(stride, size))
-            line = where.encode()
-            text[: len(line)] = torch.frombuffer(bytearray(line), dtype=torch.uint8)
-        options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor = 0, 0
-        wait(self.broadcast([text], options))
-        if segment is None:
-            segment = Segment.open(bytes(text.tolist()).rstrip(b"\0").decode())
+            try:
+                segment, where = Segment.create(Buffer.size_of(stride, size))
+                text[: len(where)] = torch.frombuffer(bytearray(where.encode()), dtype=torch.uint8)
+            except (OSError, ValueError) as error:
+                problem = str(error)
+        broadcast = dist.BroadcastOptions()
+        broadcast.rootRank, broadcast.rootTensor = 0, 0
+        wait(self.broadcast([text], broadcast))
+        where = bytes(text.tolist()).rstrip(b"\0").decode()
+        if segment is None and where:
+            try:
+                segment = Segment.open(where)
+            except (OSError, ValueError) as error:
+                problem = str(error)
+        everyone = dist.AllreduceOptions()
+        everyone.reduceOp = dist.ReduceOp.MIN
+        shared = torch.tensor([0 if segment is None else 1], dtype=torch.uint8, device="cpu")
+        wait(self.allreduce([shared], everyone))
+        if segment is not None:
+            segment.seal()
+        if segment is None or not shared.item():
+            if problem:
+                _log.warning("No shared memory for a vector of %d %s: %s.", count, dtype, problem)
+            return torch.zeros(count, dtype=dtype, device="cpu")
         segment.prefer_huge_pages()
-        wait(self.barrier())
-        segment.seal()
-        buffer = Buffer(self.buffers.next_number(), segment, stride=stride, index=self.rank(), size=size)
+        buffer = Buffer(number, segment, stride=stride, index=self.rank(), size=size)
         vector, owner = buffer.own(dtype, count)
         self.buffers.add(buffer, owner)
         return vector
@@ -374,15 +391,6 @@ class Group(dist.ProcessGroup):
         if found is None:
             found = self._movements[key] = Call.of(f"{name} of {key[1]} bytes{how}")
         return found
-
-
-class _Bounded(dict[Any, Any]):
-    """A cache that starts anew when it is full."""
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        if len(self) >= 4096:
-            self.clear()
-        super().__setitem__(key, value)
 
 
 _ALL_TO_ALL, _BARRIER = Call.of("all_to_all"), Call.of("barrier")

@@ -78,6 +78,7 @@ class Team:
         self._addresses = [segment.address + start + word * _LINE for word in range(WORDS)]
         self._control = segment.memory[start + WORDS * _LINE : start + (WORDS + 1) * _LINE].cast("I")
         self._nobody = segment.address + start + (WORDS + 1) * _LINE  # a word on which nobody sleeps
+        _futex.probe(self._nobody)
         rows = segment.memory[_PAGE : _PAGE + self.size * _ROW]
         self._rows = rows.cast("q")
         self._texts = [rows[i * _ROW + _TEXT : (i + 1) * _ROW] for i in range(self.size)]
@@ -131,7 +132,10 @@ class Team:
             return True
         self.check()
         limit = min(seconds, SLICE)
-        return _futex.sleep(self._addresses[word], value, limit) or limit < SLICE
+        woken = _futex.sleep(self._addresses[word], value, limit)
+        if woken and self._words[word * 16] == value:
+            self.look()  # woken by a rank that has found out that somebody is gone, or by a signal
+        return woken or limit < SLICE
 
     def missing(self) -> list[int]:
         """The members that have not arrived in the phase in which this rank has."""
