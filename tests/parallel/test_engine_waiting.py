@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -260,3 +264,52 @@ def test_loader_workers_while_operations_are_pending(persistent: bool) -> None:
             work.wait()
             assert torch.equal(total, 2 * batch)
     del loader
+
+
+# --- the end of the interpreter -----------------------------------------------------------------------
+
+ENDINGS = {
+    "pending": ("work = dist.all_reduce(tensor, async_op=True) if rank == 0 else None", [0, 0], ""),
+    "exception": (
+        "works = [dist.all_reduce(tensor, async_op=True) for _ in range(9)]\n"
+        "if rank == 0: raise ValueError('mine')\n"
+        "while True: dist.all_reduce(tensor)",
+        [1, 1],
+        "Rank 0 has (ended|left the group), and would never come",
+    ),
+    "thread": (
+        "import threading\n"
+        "call = lambda: [dist.all_reduce(tensor) for _ in range(3 - rank)]\n"
+        "thread = threading.Thread(target=call, daemon=True); thread.start(); thread.join(0.2)",
+        [0, 0],
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_the_interpreter_ends_while_something_is_under_way(ending: str, tmp_path: Path) -> None:
+    lines, codes, words = ENDINGS[ending]
+    script = (
+        "import sys, torch, torch.distributed as dist, hora.torch.engines\n"
+        "rank = int(sys.argv[1])\n"
+        "store = dist.FileStore(sys.argv[2], 2)\n"
+        "dist.init_process_group('hora', store=store, rank=rank, world_size=2)\n"
+        f"tensor = dist.group.WORLD.empty({SLOT}, torch.float32)\n"
+    )
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", script + lines, str(rank), str(tmp_path / "store")],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        errors = [each.communicate(timeout=25)[1] for each in running]
+    finally:
+        for each in running:
+            each.kill()
+    assert [each.returncode for each in running] == codes, errors
+    assert re.search(words, errors[1])
+    assert not re.search("terminate called|Fatal Python error|C\\+\\+", "".join(errors))

@@ -83,7 +83,6 @@ class Group(dist.ProcessGroup):
         self.team.fail("The group was aborted.")
 
     def shutdown(self) -> None:
-        self.team.leave()
         self.queue.close("The group was destroyed.")
         self.team.close()
 

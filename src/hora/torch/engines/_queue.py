@@ -239,6 +239,7 @@ class Queue:
     def close(self, reason: str) -> None:
         """Nothing is called any more. What is under way fails."""
         self._closed = True
+        self.team.leave()
         self.team.fail(reason)
         self._hurried.set()
         self._wanted.set()
