@@ -11,6 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
+from tests.ranks import run_ranks
+
+import hora.torch as hora
+from hora.core.errors import CollectiveError
+from hora.core.settings import Settings
+from hora.core.world import World
+from hora.torch.engines import _create
+from hora.torch.engines._hosts import HostsGroup
 
 BODY = """
     import os, torch, torch.distributed as dist
@@ -138,3 +148,39 @@ def test_two_hosts(hosts: list[str], workers: tuple[int, int], tmp_path: Path) -
     assert [output.strip().splitlines()[-1] for output in outputs] == [
         f"good {each}" for each in range(rank)
     ], outputs
+
+
+def test_every_dtype_between_hosts_that_only_seem_so() -> None:
+    """Two by two the ranks believe that they are on one host, so Gloo carries what their leaders have."""
+
+    def body(world: World, settings: Settings) -> None:
+        _create._host = lambda: f"machine{world.rank // 2} host"
+        hora.init(world, settings=settings)
+        assert isinstance(dist.group.WORLD, HostsGroup)
+        for dtype in (
+            torch.float8_e4m3fn,
+            torch.uint16,
+            torch.uint32,
+            torch.uint64,
+            torch.int16,
+            torch.bfloat16,
+        ):
+            numbers = [torch.tensor([1, 2 + rank, 7 - rank], dtype=torch.int64) for rank in range(4)]
+            if not dtype.is_floating_point:
+                numbers[2][0] = torch.iinfo(dtype).max - 8 if dtype is not torch.uint64 else -9
+            for op, expected in (
+                (dist.ReduceOp.SUM, sum(numbers)),
+                (dist.ReduceOp.MAX, torch.tensor([numbers[2][0], 5, 7])),
+                (dist.ReduceOp.MIN, torch.tensor([1, 2, 4])),
+            ):
+                tensor = numbers[world.rank].to(dtype)
+                dist.all_reduce(tensor, op)
+                assert torch.equal(tensor.to(torch.int64), expected.to(dtype).to(torch.int64)), (dtype, op)
+        with pytest.raises(CollectiveError, match="share one place in memory"):
+            dist.all_reduce(torch.ones(1).expand(4))
+        second = torch.ones(5)
+        first = dist.all_reduce(torch.ones(3), async_op=True).get_future()
+        first.then(lambda _: dist.all_reduce(second, async_op=True).get_future().wait()).wait()
+        assert second.tolist() == [4] * 5
+
+    run_ranks(4, body, init=False)

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from hora.torch.engines import _algorithms as algorithms
 from hora.torch.engines._algorithms import Call, Steps
+from hora.torch.engines._checks import check_writable
 from hora.torch.engines._group import Group
 from hora.torch.engines._kernels import divide
 from hora.torch.engines._queue import Queue
@@ -69,6 +70,7 @@ class HostsGroup(Group):
     # --- through the leaders --------------------------------------------------------------------
 
     def _all_reduce(self, tensors: Tensors, opts: Any) -> Any:
+        check_writable(tensors)
         calls = [self._reduction("all_reduce", tensor, opts.reduceOp) for tensor in tensors]
 
         def steps() -> Steps:
@@ -86,6 +88,7 @@ class HostsGroup(Group):
         if not is_plain(tensors):
             return self.gloo.broadcast(tensors, opts)
         (tensor,) = tensors
+        check_writable(tensors)
         call = self._movement("broadcast", tensor, f" from {opts.rootRank}")
         host, index = self._places[opts.rootRank]
 
@@ -115,6 +118,7 @@ class HostsGroup(Group):
         return self._run(steps(), call, opts, [])
 
     def _scatter_all(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Any:
+        check_writable(outputs)
         calls = [self._reduction("reduce_scatter", tensor, opts.reduceOp) for tensor in outputs]
 
         def steps() -> Steps:
@@ -182,10 +186,19 @@ def _reduce_with_gloo(leaders: Any, flat: torch.Tensor, op: Any) -> None:
     elif flat.dtype is torch.bool:
         wire = flat.to(torch.uint8)
         kind = dist.ReduceOp.MAX if op == dist.ReduceOp.SUM else op
+    elif flat.dtype is torch.uint64:
+        wire = flat.view(torch.int64)
+        if kind in (dist.ReduceOp.MIN, dist.ReduceOp.MAX):  # with the highest bit turned they have its order
+            wire = wire ^ torch.iinfo(torch.int64).min
+    elif flat.dtype.is_floating_point and flat.dtype.itemsize == 1:
+        wire = flat.float()
     elif flat.is_complex():
         wire = torch.view_as_real(flat)
     options = dist.AllreduceOptions()
     options.reduceOp = kind
     leaders.allreduce([wire], options).wait()
-    if wire is not flat and not flat.is_complex():
+    if flat.dtype is torch.uint64:
+        ordered = kind in (dist.ReduceOp.MIN, dist.ReduceOp.MAX)
+        flat.view(torch.int64).copy_(wire ^ torch.iinfo(torch.int64).min if ordered else wire)
+    elif wire is not flat and not flat.is_complex():
         flat.copy_(wire)
