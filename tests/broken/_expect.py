@@ -164,6 +164,8 @@ def _problems(script: Script, result: dict[str, Any]) -> Iterator[str]:
     header, code = script.header, result["code"]
     if result["left"]:
         yield f"it left processes behind: {result['left']}"
+    if any("the guard has a fault" in line for _, line in result["output"]):
+        yield "the guard has a fault"
     ends = header.get("ends") if script.kinds else "ok"
     if code is None or code == 124:
         yield "it does not come to an end"

@@ -108,7 +108,8 @@ class LeftOut:
     def _find_unseen(self) -> None:
         """Optimizers that have made no step yet. It takes a while, so it is done on suspicion only."""
         for thing in gc.get_objects():
-            if isinstance(thing, Optimizer):
+            # Asked of the type: deprecated objects of torch warn when their attributes are looked up.
+            if issubclass(type(thing), Optimizer):
                 self._unseen.add(thing)
 
     def _candidates(self, owned: set[int], group: Group) -> Iterator[tuple[str, torch.Tensor, Group]]:

@@ -42,7 +42,8 @@ class _Epoch:
     """One pass over a data loader."""
 
     orders: Orders
-    loader: weakref.ref[Any]
+    sampler: weakref.ref[Any] | None
+    """Not the loader: one that is made in the line of the loop is gone once the loop runs."""
     where: str | None
     step: int
     last: int = 0
@@ -166,7 +167,7 @@ class Orders:
                     return  # inside a loader of Hora's
                 frames = user_frames(1)
                 where = f"{frames[0][0]}:{frames[0][1]}" if frames else None
-                iterator._hora_epoch = _Epoch(self, weakref.ref(loader), where, self._watch.step)
+                iterator._hora_epoch = _Epoch(self, _sampler(loader), where, self._watch.step)
                 self._noise.begins(iterator, loader, where)
                 self._watch.plan.loader(loader)
 
@@ -192,21 +193,16 @@ class Orders:
         self._watch.harmless(see)
 
     def _compare(self, epoch: _Epoch) -> None:
-        loader = epoch.loader()
-        sampler = getattr(loader, "batch_sampler", None) or getattr(loader, "sampler", None)
-        sampler = getattr(sampler, "sampler", sampler)
-        if loader is None or sampler is None:
+        sampler = epoch.sampler() if epoch.sampler is not None else None
+        if sampler is None:
             return
-        try:
-            before = self._last.get(sampler)
-            if before is not None and before.last <= before.step:
-                before = before.before  # nothing was learned in that pass: an evaluation
-            epoch.before = before
-            if before is not None:
-                before.before = None
-            self._last[sampler] = epoch
-        except TypeError:  # a list of indices, say: nothing that could be shuffled anew
-            return
+        before = self._last.get(sampler)
+        if before is not None and before.last <= before.step:
+            before = before.before  # nothing was learned in that pass: an evaluation
+        epoch.before = before
+        if before is not None:
+            before.before = None
+        self._last[sampler] = epoch
         count = min(len(before.indices), len(epoch.indices)) if before is not None else 0
         if (
             before is None
@@ -285,6 +281,19 @@ class Orders:
             self._watch.reporter.send(
                 {"kind": "order", "how": how, "where": where, "what": what, "step": self._watch.step}
             )
+
+
+def _sampler(loader: Any) -> weakref.ref[Any] | None:
+    """What puts a loader's samples in order; None: a list, say, which nothing could shuffle anew."""
+    sampler = getattr(loader, "batch_sampler", None)
+    if sampler is None:  # not "or": that of a stream has no length to be judged by
+        sampler = getattr(loader, "sampler", None)
+    sampler = getattr(sampler, "sampler", sampler)
+    try:
+        hash(sampler)
+        return weakref.ref(sampler)
+    except TypeError:
+        return None
 
 
 def _shuffles(sampler: Any, indices: Sequence[Any]) -> bool:
