@@ -183,6 +183,29 @@ def test_gradients_that_were_never_averaged_wait_for_what_comes() -> None:
     assert "hora.DistributedOptimizer(SGD(...), model)" in verdict.advice
 
 
+@pytest.mark.parametrize(
+    ("signature", "text", "named"),
+    [
+        ({}, "torch.distributed: all_reduce SUM of 9 elements of float32", True),
+        ({}, "torch.distributed: all_reduce SUM of 1 elements of float32", False),
+        ({"collective": "allreduce", "dtype": ["float32"], "shape": [[3, 3]]}, "allreduce", True),
+        ({"collective": "allreduce", "dtype": ["int64"], "shape": [[3, 3]]}, "allreduce", False),
+        ({"collective": "average gradients", "dtype": ["float32"], "shape": [[9]]}, "average", False),
+    ],
+)
+def test_scripts_that_reduce_tensors_may_have_averaged(
+    signature: dict[str, Any], text: str, named: bool
+) -> None:
+    replicas = Replicas(2, distributed=False).begin()
+    for rank in range(2):
+        call = {"kind": "call", "id": 1, "signature": signature, "text": text, "where": "train.py:9"}
+        replicas.send(rank, call, {})
+    replicas.step(1, parameters=[EQUAL, [0, 0, 0]], gradients=[[5, 6, 7], [5, 6, 8]])
+    [verdict] = replicas.end(5, parameters=[EQUAL, [0, 0, 0]]).verdicts
+    assert ("at train.py:9" in verdict.text and "first that of fc.weight" in verdict.text) is named
+    assert ("never averaged" in verdict.text) is not named
+
+
 def test_a_call_around_the_wrapper() -> None:
     replicas = local_gradients(broadcast=False, together="DistributedDataParallel")
     [verdict] = replicas.end(5, parameters=[EQUAL, [0, 0, 0]]).verdicts

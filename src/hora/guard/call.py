@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +16,11 @@ __all__ = ["UNKNOWN", "Call", "block_left", "difference", "passed_over"]
 
 FIELDS = ("collective", "name", "dtype", "shape", "operation", "root", "factors", "items", "process set")
 """What must be equal on all ranks, in the order in which a difference is told."""
+
+REDUCING = ("allreduce", "grouped_allreduce", "reducescatter", "grouped_reducescatter")
+
+REDUCTION = re.compile(r"^torch\.distributed: \w*reduce\w* .*?of (\d+) elements of b?float")
+"""A call of torch.distributed itself, in the words of the engine that carries it."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +47,23 @@ class Call:
         return json.dumps(self.signature, sort_keys=True, default=str)
 
     @property
+    def reduces(self) -> bool:
+        """Whether it combines floating-point tensors of several elements, as gradients are."""
+        direct = REDUCTION.search(self.text)
+        if direct is not None:
+            return int(direct[1]) > 1
+        floating = any("float" in str(dtype) for dtype in self.signature.get("dtype", ()))
+        shapes = self.signature.get("shape", ())
+        return self.signature.get("collective") in REDUCING and floating and any(map(_is_several, shapes))
+
+    @property
     def site(self) -> str:
         """The call in words, with its line."""
         return f"{self.text} at {self.where}" if self.where else self.text
+
+
+def _is_several(shape: Sequence[int]) -> bool:
+    return math.prod(shape) > 1
 
 
 UNKNOWN = Call({}, "an unknown collective")

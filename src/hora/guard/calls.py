@@ -95,6 +95,10 @@ class Calls:
         """The call that an entry of the board stands for."""
         return UNKNOWN if entry is None else self._known[rank].get(entry.call, UNKNOWN)
 
+    def reduction(self, rank: int) -> Call | None:
+        """The first call by which a rank's script reduces more than a number; Hora's own do not count."""
+        return next((call for call in self._known[rank].values() if call.reduces), None)
+
     def waiting(self) -> dict[int, tuple[int, int]]:
         """Ranks inside a collective: its process set and number."""
         return self._places.waiting(without=self._judge.gone | self._judge.dead)

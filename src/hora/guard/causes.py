@@ -21,6 +21,7 @@ class Difference:
         what: ``parameters`` or ``state``.
         step: the step after which the difference was seen; 0: before the first.
         equal: the last step after which all was equal; 0: before the first; None: never.
+        reduction: a call by which the script itself reduces tensors, with its line; None: it makes none.
     """
 
     starts: Records
@@ -28,6 +29,7 @@ class Difference:
     what: str
     step: int
     equal: int | None
+    reduction: str | None = None
 
 
 @dataclass(frozen=True)
@@ -240,7 +242,8 @@ def _bypassed(difference: Difference) -> _Cause | None:
     starts = difference.starts
     if any(start["distributed"] for start in starts.values()):
         return None
-    if _first(difference.prints, "gradients") is None:
+    index = _first(difference.prints, "gradients")
+    if index is None:
         return None
     wrapper = next((start["together"] for start in starts.values() if start["together"]), None)
     if wrapper == "DistributedDataParallel":
@@ -252,6 +255,18 @@ def _bypassed(difference: Difference) -> _Cause | None:
             ranks=list(starts),
         )
     optimizer = next(iter(starts.values()))["optimizer"]
+    if difference.reduction is not None:
+        names = next(iter(starts.values()))["names"]
+        name = names[index] if index < len(names) else "a parameter"
+        return _Cause(
+            f"The step has used gradients that differ between the ranks, first that of {name}. The script "
+            f"reduces tensors itself ({difference.reduction}): either not this gradient, or something has "
+            "changed it afterwards on each rank for itself, such as clipping, a mask or noise of its own.",
+            "Average every gradient, and change them afterwards by what is the same on every rank; or write "
+            f"optimizer = hora.DistributedOptimizer({optimizer}(...), model), which averages all of them in "
+            "loss.backward().",
+            ranks=list(starts),
+        )
     return _Cause(
         "Each rank has stepped on gradients of its own: they were never averaged.",
         f"Write optimizer = hora.DistributedOptimizer({optimizer}(...), model).",

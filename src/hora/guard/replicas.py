@@ -9,7 +9,7 @@ own, or average the models now and then.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hora.guard.causes import Difference, explain
@@ -230,7 +230,9 @@ class Replicas:
 
     def _tell(self, group: _Group, difference: Difference) -> None:
         group.told = True
-        found = explain(difference)
+        reduction = self._judge.calls.reduction(group.members[0])
+        site = None if reduction is None else reduction.site
+        found = explain(replace(difference, reduction=site))
         self._judge.find(
             Verdict(
                 kind=found.kind,
