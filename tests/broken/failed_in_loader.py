@@ -19,7 +19,7 @@ class Images(Dataset):
 
     def __getitem__(self, i):
         if i == 21:
-            raise OSError(f"image {i} is truncated")
+            raise OSError(f"image {i} is truncated")  # <- here
         generator = torch.Generator().manual_seed(i)
         return torch.randn(6, generator=generator), i % 2
 

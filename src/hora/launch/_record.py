@@ -35,6 +35,9 @@ ECHO_TEXT = re.compile(
 LOADER = "_MultiProcessingDataLoaderIter"
 """The class of torch that talks with loader workers."""
 
+WORKER_TRACEBACK = "\nOriginal Traceback (most recent call last):\n"
+"""What torch writes between the error of a loader worker and its traceback."""
+
 DYING = 1.0
 """Seconds in which a loader worker that has hung up ends; its connections close before that."""
 
@@ -68,12 +71,21 @@ def describe(error: BaseException) -> dict[str, Any]:
         "type": kind,
         "message": f"{lost} {text}".rstrip() if lost else text,
         "traceback": "".join(details.format()) + (f"{lost}\n" if lost else ""),
-        "where": _own_line(frames),
+        "where": _own_line([*frames, *_frames_in(text)]),
         "hora": _hora_parts(error),
         "echo": not lost and _is_echo(error),
         "exit": isinstance(error, SystemExit),
         "code": error.code & 0xFF if isinstance(error, SystemExit) and isinstance(error.code, int) else 1,
     }
+
+
+def _frames_in(text: str) -> list[Any]:
+    """The frames of a loader worker: torch raises its error again here, with its traceback in the text."""
+    import traceback
+
+    inner = text.partition(WORKER_TRACEBACK)[2]
+    found = re.findall(r'^  File "(.+)", line (\d+), in (.+)$', inner, re.MULTILINE)
+    return [traceback.FrameSummary(name, int(line), function) for name, line, function in found]
 
 
 def shortened(record: dict[str, Any]) -> dict[str, Any]:
@@ -181,7 +193,9 @@ def _strip(details: Any, seen: set[int]) -> None:
 
 
 def _ours(filename: str) -> bool:
-    return filename.startswith(os.path.dirname(__file__) + os.sep) or filename.startswith(
+    launch = os.path.dirname(os.path.abspath(__file__))
+    watch = os.path.join(os.path.dirname(launch), "torch", "watch")  # stands between torch and the script
+    return filename.startswith((launch + os.sep, watch + os.sep)) or filename.startswith(
         ("<frozen importlib", "<frozen runpy", "<frozen zipimport")
     )
 
