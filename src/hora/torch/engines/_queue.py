@@ -265,6 +265,7 @@ class Queue:
         """What to raise for an error in the collective of this place."""
         if self.observer is None or place is None or not isinstance(error, Exception):
             return error
+        self.observer.stalled(place)  # until it is explained, as whoever explains looks at who waits
         return self.observer.explain(error)
 
     def _sleep(self, seconds: float, place: Any) -> None:
