@@ -147,14 +147,15 @@ def train_on_tree(profile: Profile) -> Outcome:
 
 def test_the_reference_profile_trains_on_a_folder_tree(tmp_path: Path) -> None:
     reference = PROFILES["reference"]
-    sgd = dataclasses.replace(reference.optimizer, lr=0.05, warmup_epochs=1.0)
+    # Small batches and large steps make these few images a matter of luck.
+    sgd = dataclasses.replace(reference.optimizer, lr=0.02, warmup_epochs=1.0)
     profile = dataclasses.replace(
         reference,
         data=config(tree(tmp_path)),
         model=dataclasses.replace(RESNET50, stem_width=8, widths=(8, 16, 32, 64), depths=(1, 1, 1, 1)),
         optimizers=(sgd,),
-        global_batch=8,
-        epochs=6,
+        global_batch=24,
+        epochs=30,
         target=0.99,
         calibration_seconds=0.0,
         precision="float32",
