@@ -22,6 +22,7 @@ VERBS = {
     "workloads": "list the workloads, their data and their targets",
     "report": "write a run's report.html again",
     "trace": "say where a run's time went, and write its timeline for Perfetto",
+    "checkpoint": "list checkpoints, check that they are whole, or export one to a file",
     "settings": "print every setting, its value and where it came from",
     "explain": "print the page about an error or a verdict",
 }

@@ -87,10 +87,10 @@ def workers(text: str) -> int:
         ) from None
 
 
-def path(text: str) -> Path:
-    """The path given by ``--run-dir``."""
+def path(text: str, flag: str = "--run-dir") -> Path:
+    """The path given by a flag."""
     if not text:
-        raise LaunchError("--run-dir is empty.", fix="Write for example --run-dir runs/first.")
+        raise LaunchError(f"{flag} is empty.", fix=f"Write for example {flag} runs/first.")
     return Path(text)
 
 

@@ -31,6 +31,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="run a Horovod script unchanged: `import horovod.torch` gives Hora",
     )
     parser.add_argument("--run-dir", metavar="D", help="run directory to make; default: runs/NAME-DATE-TIME")
+    parser.add_argument(
+        "--checkpoints",
+        metavar="DIR",
+        help="directory of checkpoints, kept over runs; default: HORA_CHECKPOINTS, else in the run directory",
+    )
+    parser.add_argument(
+        "--resume",
+        metavar="RUN",
+        help="where there is no checkpoint yet, go on from those of this run, or in this directory",
+    )
     parser.add_argument("--name", help="name of the run; default: the name of the script")
     parser.add_argument(
         "--output-rank-prefix",
@@ -77,7 +87,7 @@ def _run(arguments: argparse.Namespace) -> int:
     command = command_of(arguments, "run")
     name, *rest = command
     target = target_of(arguments, name)
-    env = environment_of(arguments) | _guard_variables(arguments)
+    env = environment_of(arguments) | _guard_variables(arguments) | _checkpoint_variables(arguments)
     title = None
     if arguments.horovod:
         from hora.launch import horovod
@@ -112,6 +122,22 @@ def _guard_variables(arguments: argparse.Namespace) -> dict[str, str]:
             )
         if value is not None:
             found[variable] = repr(value)
+    return found
+
+
+def _checkpoint_variables(arguments: argparse.Namespace) -> dict[str, str]:
+    """Where checkpoints are, for the ranks; absolute, as a rank may change its folder."""
+    found = {}
+    if arguments.checkpoints is not None:
+        found["HORA_CHECKPOINTS"] = str(path(arguments.checkpoints, "--checkpoints").absolute())
+    if arguments.resume is not None:
+        resume = path(arguments.resume, "--resume").absolute()
+        if not resume.is_dir():
+            raise LaunchError(
+                f"--resume {arguments.resume}: there is no such directory.",
+                fix="Give the run directory that a run printed at its start, or a directory of checkpoints.",
+            )
+        found["HORA_RESUME"] = str(resume)
     return found
 
 

@@ -13,6 +13,7 @@ HoraError
 ├── TrainingError                 a training that cannot go on: its loss is not finite
 ├── RunDirectoryError             a run directory that is occupied, unwritable or unreadable
 │   └── DiskFullError             no space left where the run writes
+├── CheckpointError               a checkpoint that cannot be written, or does not fit what it is for
 ├── LaunchError                   a job that cannot be started
 ├── VerdictError                  the guard stops the job (`.kind` tells which verdict)
 ├── VerifyError                   a script of which `hora verify` cannot compare two runs
@@ -30,6 +31,7 @@ from typing import ClassVar
 
 __all__ = [
     "AlreadyInitializedError",
+    "CheckpointError",
     "CollectiveError",
     "DataError",
     "DiskFullError",
@@ -131,6 +133,10 @@ class RunDirectoryError(HoraError):
 
 class DiskFullError(RunDirectoryError):
     """No space is left where the run writes."""
+
+
+class CheckpointError(HoraError):
+    """A checkpoint cannot be written, or does not fit what it is restored into."""
 
 
 class LaunchError(HoraError):

@@ -76,6 +76,17 @@ class Settings:
     stall_abort: float | None = _setting(
         None, unit="s", meaning="how long they wait until the job is stopped; none: as long as `HORA_TIMEOUT`"
     )
+    checkpoints: Path | None = _setting(
+        None,
+        unit="path",
+        meaning="directory of checkpoints, kept over runs; none: the run directory's `checkpoints`",
+    )
+    resume: Path | None = _setting(
+        None,
+        unit="path",
+        meaning="a run directory, or a directory of checkpoints, to go on from where there is no checkpoint "
+        "of its own yet; it is only read",
+    )
     rank: int | None = _setting(None, unit="", meaning="this worker's rank", by="launcher")
     size: int | None = _setting(None, unit="workers", meaning="workers in the job", by="launcher")
     local_rank: int | None = _setting(None, unit="", meaning="rank inside the host", by="launcher")

@@ -118,6 +118,7 @@ class Judge:
         from hora.guard.pace import Pace
         from hora.guard.plan import Plan
         from hora.guard.replicas import Replicas
+        from hora.guard.saves import Saves
 
         self.board = board
         self.desk = desk
@@ -137,7 +138,7 @@ class Judge:
         self._said: set[Hashable] = set()
         self.replicas = Replicas(self)
         self._parts: list[Part] = [self.calls, self.late, self.replicas]
-        self._parts += [part(self) for part in (Plan, Gradients, Data, Pace)]
+        self._parts += [part(self) for part in (Plan, Gradients, Data, Pace, Saves)]
         self._takers: dict[str, Part] = {kind: part for part in self._parts for kind in part.kinds}
 
     def receive(self, rank: int, record: Mapping[str, Any]) -> None:

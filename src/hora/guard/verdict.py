@@ -25,6 +25,8 @@ KINDS: Mapping[str, str] = {
     "plan": "What the training is going to do",
     "impossible-plan": "The training cannot go as planned",
     "straggler": "A rank is slower than the others",
+    "checkpoint-failed": "A checkpoint could not be written",
+    "checkpoint-damaged": "A checkpoint is not whole",
 }
 """Every kind of verdict by its slug, with its headline."""
 

@@ -128,10 +128,17 @@ from hora.torch._track import (
     Tracker,
     track,
 )
+from hora.torch.checkpoint import (
+    Checkpoints,
+    Save,
+    restore,
+    save,
+)
 
 __all__ = [
     "Adasum",
     "Average",
+    "Checkpoints",
     "Compression",
     "Compressor",
     "Context",
@@ -144,6 +151,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "ReduceOp",
+    "Save",
     "Sum",
     "SyncBatchNorm",
     "TopK",
@@ -204,7 +212,9 @@ __all__ = [
     "reducescatter",
     "reducescatter_async",
     "remove_process_set",
+    "restore",
     "rocm_built",
+    "save",
     "shutdown",
     "size",
     "sparse_allreduce_async",

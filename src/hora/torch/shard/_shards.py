@@ -143,6 +143,11 @@ class Shards:
 
     # --- the state ------------------------------------------------------------------------------
 
+    @property
+    def shares(self) -> list[tuple[Flat, Pieces]]:
+        """The flat buffers, and this rank's pieces of each; their state is in the optimizer's."""
+        return [(bucket.flat, pieces) for bucket, pieces in zip(self._buckets, self._pieces, strict=True)]
+
     def whole(self, optimizer: Optimizer, *, keep: bool = True) -> Any:
         """A plain optimizer on the whole parameters with the state of all ranks. Every rank calls it.
 
@@ -151,7 +156,7 @@ class Shards:
             keep: whether this rank wants the state; without, it is empty.
         """
         state = gather_states(
-            [(bucket.flat, pieces) for bucket, pieces in zip(self._buckets, self._pieces, strict=True)],
+            self.shares,
             optimizer.state,
             self._context,
             self._rule.process_set,

@@ -1,0 +1,188 @@
+"""Checkpoints that are committed: written in the background by all ranks, whole or not there.
+
+:func:`save` copies the state and returns; :func:`restore` puts the newest good checkpoint back into the
+objects. :class:`Checkpoints` is both for a training loop.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hora.core.errors import CheckpointError
+from hora.torch._context import Context, required
+from hora.torch.checkpoint import _restore
+from hora.torch.checkpoint._save import Policy, Save
+from hora.torch.checkpoint._tell import Teller, tell_damaged
+from hora.torch.checkpoint._where import directory_of, resume_of
+from hora.torch.checkpoint._writer import Writer
+
+__all__ = ["Checkpoints", "Save", "restore", "save"]
+
+
+def save(
+    state: Mapping[str, Any],
+    step: int,
+    *,
+    directory: Path | str | None = None,
+    keep: int = 3,
+    keep_every: int | None = None,
+) -> Save:
+    """Write a checkpoint in the background; training waits only until the state is copied.
+
+    Every rank calls it at the same step with the same objects. What all ranks hold alike is written once,
+    shared out among them; what a rank has of its own (running statistics, random streams, its part of a
+    sharded optimizer) it writes itself. A marker with checksums is written last: without it the folder is
+    no checkpoint. A checkpoint that cannot be written, as on a full disk, is told as a verdict, and
+    training goes on.
+
+    Args:
+        state: name -> object: modules, optimizers, other objects with ``state_dict()`` and
+            ``load_state_dict()``, ``torch.Generator``, tensors, and plain values. The random streams of
+            torch, numpy and Python are always saved beside them. Tensors larger than 1 MiB that are neither
+            parameters nor an optimizer's are taken to be equal on all ranks.
+        step: optimizer steps that have been made.
+        directory: where; None: the setting ``checkpoints``, else ``checkpoints`` in the run directory. All
+            hosts must see it.
+        keep: how many good checkpoints stay; older ones are removed when a new one is committed.
+        keep_every: those of a step that this divides stay for ever.
+
+    Returns:
+        A handle. Nobody has to wait for it.
+
+    Raises:
+        CheckpointError: an object that a checkpoint cannot hold, ranks at different steps, no directory, or
+            one that another run writes to.
+    """
+    context = required("save")
+    return _writer(context, directory_of(context, directory)).save(
+        state, step, Policy(keep=keep, keep_every=keep_every)
+    )
+
+
+def restore(state: Any, *, directory: Path | str | None = None) -> int | None:
+    """Put the newest good checkpoint into the objects, in place. Every rank calls it.
+
+    Every file is verified first. Checkpoints that are torn, truncated, altered or not completed are named,
+    and passed over. Any number of workers can read what any other has written, with and without ``shard``.
+    Each rank gets its own random streams back; on another number of workers it begins new ones, a function
+    of the saved stream, the step and the rank.
+
+    Args:
+        state: as it was given to :func:`save`; plain values are replaced in it.
+        directory: as in :func:`save`. Where there is no checkpoint, the setting ``resume`` is looked into.
+
+    Returns:
+        The step of the checkpoint; None: there is none, and the objects are as they were.
+
+    Raises:
+        CheckpointError: the objects are not those that were saved, all checkpoints are damaged, or another
+            run writes to the directory.
+    """
+    context = required("restore")
+    own = directory_of(context, directory)
+    writer = _writer(context, own)
+    resume = resume_of(context)
+    for place in (own, resume):
+        if place is None:
+            continue
+        found = _restore.newest(place, context, lambda one, why: tell_damaged(context, one, why))
+        if place == own:
+            writer.damaged |= set(found.damaged)
+        if found.place is not None and found.commit is not None:
+            _restore.put_back(state, found.place, found.commit, context)
+            return found.place.step
+        if found.damaged:
+            first, why = next(iter(found.damaged.items()))
+            raise CheckpointError(
+                f"None of the {len(found.damaged)} checkpoints in {place} is whole: of {first.name}, {why}.",
+                fix="Restore them from elsewhere; or, to begin anew, move them away.",
+            )
+    if resume is not None:
+        raise CheckpointError(
+            f"HORA_RESUME={resume}: there is no checkpoint.",
+            fix="Give the directory of a run that has written one: `hora checkpoint list DIR` tells.",
+        )
+    return None
+
+
+class Checkpoints:
+    """Saves every so many steps, and restores at the start.
+
+    ::
+
+        checkpoints = hora.Checkpoints({"model": model, "optimizer": opt, "loader": loader}, every=500)
+        checkpoints.restore()
+        for x, y in hora.track(loader, epochs=10):
+            ...
+            opt.step()
+            checkpoints.step()
+
+    Args:
+        state: see :func:`save`.
+        every: steps between checkpoints; None: only by :meth:`save`.
+        keep: see :func:`save`.
+        keep_every: see :func:`save`.
+        directory: see :func:`save`.
+
+    Attributes:
+        steps: steps made, those before a restore included.
+
+    Raises:
+        CheckpointError: ``every`` or ``keep`` below 1, no directory, or one that another run writes to.
+    """
+
+    def __init__(
+        self,
+        state: Mapping[str, Any],
+        *,
+        every: int | None = None,
+        keep: int = 3,
+        keep_every: int | None = None,
+        directory: Path | str | None = None,
+    ) -> None:
+        if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+            raise CheckpointError(f"every={every!r} is not a number of steps.", fix="Write every=500.")
+        Policy(keep=keep, keep_every=keep_every).check()
+        self.steps = 0
+        self._state = state
+        self._every, self._keep, self._keep_every = every, keep, keep_every
+        self._directory = directory_of(required("Checkpoints"), directory)
+        self._saved: int | None = None
+
+    def restore(self) -> int | None:
+        """Put the newest good checkpoint into the objects; its step, or None if there is none."""
+        step = restore(self._state, directory=self._directory)
+        self.steps, self._saved = step or 0, step
+        return step
+
+    def step(self) -> None:
+        """A step has been made: save if it is time to."""
+        self.steps += 1
+        if self._every is not None and self.steps % self._every == 0:
+            self.save()
+
+    def save(self) -> Save:
+        """Save now."""
+        self._saved = self.steps
+        return save(
+            self._state, self.steps, directory=self._directory, keep=self._keep, keep_every=self._keep_every
+        )
+
+
+_writers: dict[Path, Writer] = {}
+
+
+def _writer(context: Context, directory: Path) -> Writer:
+    found = _writers.get(directory)
+    if found is None or found.context is not context:
+        found = _writers[directory] = Writer(context, directory, Teller(context))
+        context.closing.append(lambda: _close(context, directory))
+    return found
+
+
+def _close(context: Context, directory: Path) -> None:
+    failing = bool(context.pending) or getattr(sys, "last_value", None) is not None
+    _writers.pop(directory).close(failing=failing)

@@ -1,0 +1,340 @@
+"""Saving: what is done while training waits, and the thread that does the rest.
+
+While training waits, the ranks agree on the folder and on who writes what, and each copies what it has to
+write. The plan is made once, by DCP's planner, and again only when the objects have changed.
+The thread calls no collective: what the ranks have written they tell through the job's store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import itertools
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import DistError
+
+from hora.core import commits
+from hora.core.commits import Commit, Place
+from hora.core.errors import CheckpointError, HoraError, RunDirectoryError
+from hora.core.lock import DirectoryLock
+from hora.torch._context import Context
+from hora.torch._guard import collective
+from hora.torch._wire import start_gather, wait_for
+from hora.torch.checkpoint import _layout
+from hora.torch.checkpoint._collect import collect
+from hora.torch.checkpoint._plan import Plans, copy, signature
+from hora.torch.checkpoint._save import Policy, Save
+from hora.torch.checkpoint._storage import write_file
+
+__all__ = ["Writer"]
+
+LOOK = datetime.timedelta(seconds=1)
+"""The thread waits for the other ranks' words in the store so long at a time, and looks whether to stop."""
+
+LAST_WORDS = 3.0
+"""Seconds that a failing rank waits until what it has copied is written: others may go on from there."""
+
+
+@dataclass(kw_only=True)
+class _Work:
+    save: Save
+    number: int
+    place: Place
+    data: torch.Tensor
+    values: bytes
+    layout: bytes
+    policy: Policy
+    event: Any = None
+
+
+class Writer:
+    """Writes the checkpoints of one directory.
+
+    Args:
+        context: of the job.
+        directory: where.
+        tell: called in rank 0 with the step and why it could not be written; None: it could.
+
+    Attributes:
+        damaged: folders with a marker that were found not to be good.
+    """
+
+    def __init__(self, context: Context, directory: Path, tell: Callable[[int, str | None], None]) -> None:
+        self.directory = directory
+        self.damaged: set[Path] = set()
+        self.context = context
+        self._rank, self._size = context.world.rank, context.world.size
+        self._tell = tell
+        self._lock: DirectoryLock | None = None
+        self._plans = Plans(context)
+        self._last: Save | None = None
+        self._number = 0
+        self._place: Place | None = None
+        self._works: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._store: Any = None
+        self._serial = next(_serials)  # equal on all ranks: they make the same writers
+
+    # --- while training waits -------------------------------------------------------------------
+
+    def lock(self) -> None:
+        """Take the directory for this run; rank 0 does.
+
+        Raises:
+            CheckpointError: another run has it.
+            RunDirectoryError: it cannot be written.
+        """
+        if self._lock is None and self._rank == 0:
+            run = self.context.run
+            about = {"run": None if run is None else str(run.path), "job": self.context.settings.job}
+            self._lock = DirectoryLock.take(self.directory, about)
+
+    def save(self, state: Mapping[str, Any], step: int, policy: Policy) -> Save:
+        """Copy the state and have it written. Every rank calls it at the same step.
+
+        Raises:
+            CheckpointError: the ranks are at different steps, an object cannot be saved, or another run
+                writes to the directory.
+        """
+        context = self.context
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise CheckpointError(
+                f"step={step!r} is not a number of steps.", fix="Write save(state, step=100)."
+            )
+        policy.check()
+        collected = collect(state, rank=self._rank, device=context.device)
+        if self._last is not None:
+            self._last._written.wait()  # its buffer is used again
+        attempt, error = self._prepare(step) if self._rank == 0 else (0, None)
+        own = signature(collected.tensors)
+        told = self._exchange([own, step, attempt])
+        if isinstance(error, CheckpointError):
+            raise error
+        steps, attempt = [line[1] for line in told], told[0][2]
+        if attempt == _REFUSED:
+            raise CheckpointError(
+                f"Checkpoints in {self.directory} are written by another run.",
+                fix="Rank 0 says which; give this run a directory of its own: hora run --checkpoints DIR.",
+            )
+        if len(set(steps)) > 1:
+            raise CheckpointError(
+                f"The ranks save different steps: {steps}.", fix="Call save at the same step on every rank."
+            )
+        save = Save(step, commits.place_of(self.directory, step, max(attempt, 1)).path)
+        if attempt == _FAILED:
+            reason = "rank 0 could not make its folder" if error is None else _reason(error)
+            if self._rank == 0:
+                self._tell(step, reason)
+            save._ended_with(reason)
+            return save
+        planned = self._plans.planned(collected, tuple(line[0] for line in told))
+        event = copy(planned, collected, context.device)
+        self._number += 1
+        self._last = save
+        self._begin().put(
+            _Work(
+                save=save,
+                number=self._number,
+                place=commits.place_of(self.directory, step, attempt),
+                data=planned.buffer,
+                values=collected.text(),
+                layout=planned.layout,
+                policy=policy,
+                event=event,
+            )
+        )
+        return save
+
+    def _prepare(self, step: int) -> tuple[int, Exception | None]:
+        """Make the folder; its attempt, or why there is none."""
+        try:
+            self.lock()
+            place = commits.free_place(self.directory, step)
+            place.path.mkdir()
+        except CheckpointError as error:
+            return _REFUSED, error
+        except (RunDirectoryError, OSError) as error:
+            return _FAILED, error
+        self._place = place
+        return place.attempt, None
+
+    def _exchange(self, numbers: list[int]) -> list[list[int]]:
+        if self._size == 1:
+            return [numbers]
+        context = self.context
+        from hora.torch._process_sets import global_process_set
+
+        mine = torch.tensor(numbers, dtype=torch.int64, device=context.control)
+        everyone = mine.new_empty(self._size * len(numbers))
+        with collective(context, "save"):
+            context.presence.call("save", global_process_set)
+            wait_for(start_gather(everyone, mine, context.group), mine, context.group)
+        told: list[list[int]] = everyone.view(self._size, -1).tolist()
+        return told
+
+    # --- in the thread --------------------------------------------------------------------------
+
+    def _begin(self) -> queue.SimpleQueue[_Work | None]:
+        if self._thread is None:
+            if self._size > 1:
+                self._store = _clone(dist.distributed_c10d._get_default_store())
+            self._thread = threading.Thread(target=self._run, name="hora-checkpoints", daemon=True)
+            self._thread.start()
+        return self._works
+
+    def _run(self) -> None:
+        while (work := self._works.get()) is not None:
+            started = time.time()
+            try:
+                self._finish(work, *self._write(work))
+            except Exception as error:  # noqa: BLE001 - training goes on; it is told
+                self._give_up(work, f"{type(error).__name__}: {error}")
+            self.context.timeline.add("write checkpoint", started, time.time(), lane="checkpoints")
+
+    def _write(self, work: _Work) -> tuple[dict[str, tuple[int, str]], str | None]:
+        """Write this rank's files; their sizes and digests, or why they could not be written."""
+        files: dict[str, tuple[int, str]] = {}
+        try:
+            if work.event is not None:
+                work.event.synchronize()
+            tensors, values = _layout.rank_files(self._rank)
+            files[tensors] = write_file(work.place.path / tensors, work.data.numpy())
+            files[values] = write_file(work.place.path / values, work.values)
+            if self._rank == 0:
+                files[_layout.LAYOUT] = write_file(work.place.path / _layout.LAYOUT, work.layout)
+        except OSError as error:
+            return {}, _reason(error)
+        finally:
+            work.save._written.set()
+        return files, None
+
+    def _finish(self, work: _Work, files: dict[str, tuple[int, str]], error: str | None) -> None:
+        if self._rank != 0:
+            self._store.set(self._key(work, self._rank), json.dumps({"files": files, "error": error}))
+            answer = json.loads(self._hear(self._key(work, "end")))
+            work.save._ended_with(answer)
+            return
+        problems = {} if error is None else {0: error}
+        for rank in range(1, self._size):
+            key = self._key(work, rank)
+            word = json.loads(self._hear(key))
+            self._store.delete_key(key)
+            files |= {name: (size, digest) for name, (size, digest) in word["files"].items()}
+            if word["error"] is not None:
+                problems[rank] = word["error"]
+        if problems:
+            rank, reason = min(problems.items())
+            self._give_up(work, reason if self._size == 1 else f"rank {rank}: {reason}")
+            return
+        try:
+            for name, (size, _) in files.items():
+                if (work.place.path / name).stat().st_size != size:
+                    raise OSError(f"{name} has another size than was written")
+            made = Commit(step=work.place.step, world=self._size, files=files, time=time.time())
+            commits.write(work.place.path, made)
+        except FileNotFoundError as missing:
+            self._give_up(
+                work, f"{missing.filename} is not there on rank 0's host: all hosts must see one directory"
+            )
+            return
+        except OSError as failed:
+            self._give_up(work, _reason(failed))
+            return
+        self._answer(work, None)
+        self._tell(work.place.step, None)
+        self._prune(work)
+
+    def _prune(self, work: _Work) -> None:
+        spare = {work.place.path} | ({self._place.path} if self._place is not None else set())
+        try:
+            gone = commits.prune(
+                self.directory,
+                keep=work.policy.keep,
+                keep_every=work.policy.keep_every,
+                damaged=self.damaged,
+                spare=spare - {work.place.path},
+            )
+            self.damaged -= {place.path for place in gone}
+        except OSError as error:
+            self._tell(work.place.step, f"old checkpoints cannot be removed: {_reason(error)}")
+
+    def _give_up(self, work: _Work, reason: str) -> None:
+        """The checkpoint cannot be written: say so, and free what it has taken. Earlier ones stay."""
+        if self._rank == 0:
+            self._tell(work.place.step, reason)
+            with contextlib.suppress(OSError):  # the next commit removes what has no marker
+                commits.remove(work.place.path)
+            with contextlib.suppress(DistError):  # the job ends
+                self._answer(work, reason)
+        work.save._ended_with(reason)
+
+    def _answer(self, work: _Work, error: str | None) -> None:
+        work.save._ended_with(error)
+        if self._size > 1:
+            self._store.set(self._key(work, "end"), json.dumps(error))
+            if work.number > 2:
+                # Everybody has heard how it ended: they have told of a later one since.
+                self._store.delete_key(self._key(work, "end", back=2))
+
+    def _key(self, work: _Work, what: int | str, *, back: int = 0) -> str:
+        return f"hora/checkpoints/{self._serial}/{work.number - back}/{what}"
+
+    def _hear(self, key: str) -> bytes:
+        """What another rank says, when it has said it."""
+        while True:
+            try:
+                self._store.wait([key], LOOK)
+            except DistError as error:
+                if not _is_timeout(error) or self._stop.is_set():
+                    raise
+                continue
+            data: bytes = self._store.get(key)
+            return data
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def close(self, *, failing: bool) -> None:
+        """Finish what is being written, and let others have the directory."""
+        if self._thread is not None:
+            self._works.put(None)
+            if failing:
+                self._stop.set()
+                if self._last is not None:
+                    self._last._written.wait(LAST_WORDS)
+            else:
+                self._thread.join(self.context.settings.timeout)
+                self._stop.set()
+        if self._lock is not None:
+            self._lock.release()
+
+
+_FAILED, _REFUSED = -1, -2
+_serials = itertools.count()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, HoraError):
+        return error.what.rstrip(".")
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
+def _clone(store: Any) -> Any:
+    """Another connection: a thread that waits keeps the one that it waits on to itself."""
+    return store.clone()
+
+
+def _is_timeout(error: DistError) -> bool:
+    return "timeout" in str(error).lower() or "timed out" in str(error).lower()
