@@ -168,6 +168,13 @@ def test_scaling_factor() -> None:
         "Measured in this run: 4 workers train 3.50 times as fast as one, 88 % of the ideal 4."
     )
     assert measured.one_rounds == (98.0, 102.0)
+    summary["scaling"] |= {"factor": 3.48, "low": 3.4, "high": 3.55}
+    bounded = scaling(RunData(path=Path("run"), about={"summary": summary}))
+    assert bounded is not None
+    assert bounded.sentence().startswith(
+        "Measured in this run: 4 workers train 3.48 times as fast as one, 87 %"
+    )
+    assert bounded.sentence().endswith("With 95 % it is between 3.40 and 3.55.")
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_calibration_touches_nothing_of_the_training(monkeypatch: pytest.MonkeyP
     assert torch.equal(torch.get_rng_state(), random_state)
     assert np.array_equal(np.random.get_state()[1], numpy_state)
     assert len(scaling.rounds) == calibration.MINIMUM_ROUNDS
-    assert scaling.factor == scaling.all_workers / scaling.one_worker > 0
+    assert 0 < scaling.low <= scaling.factor <= scaling.high
 
 
 @ranks(2)
@@ -159,9 +159,34 @@ def test_calibration_counts_samples_per_second(monkeypatch: pytest.MonkeyPatch) 
         now[0] += seconds
 
     together = (1.25, 0.5)[hora.rank()]
-    scaling = calibration.measure(lambda: step(1.0), lambda: step(together), samples=64, seconds=1.8)
-    assert scaling.rounds == ((64.0, 102.4),) * 3  # 2 x 64 samples in the 1.25 s of the slower one
-    assert scaling.factor == pytest.approx(1.6)
+    scaling = calibration.measure(lambda: step(1.0), lambda: step(together), samples=64, seconds=3.6)
+    assert scaling.rounds == ((64.0, 102.4),) * 6  # 2 x 64 samples in the 1.25 s of the slower one
+    assert (scaling.factor, scaling.low, scaling.high) == pytest.approx((1.6, 1.6, 1.6))
+
+
+@ranks(2)
+def test_a_slow_spell_of_the_machine_does_not_move_the_scaling_factor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # From the 100th second on all takes three times as long: throughputs move, their ratio does not.
+    now = [0.0]
+    monkeypatch.setattr(calibration.time, "perf_counter", lambda: now[0])
+
+    def step(seconds: float) -> None:
+        now[0] += seconds * (3.0 if now[0] > 100.0 else 1.0)
+
+    scaling = calibration.measure(lambda: step(5.0), lambda: step(5.0), samples=64, seconds=12.0)
+    assert len({one for one, _ in scaling.rounds}) > 1
+    assert scaling.factor == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("count", "kth"),
+    [(3, 1), (5, 1), (6, 1), (8, 1), (9, 2), (13, 3), (20, 6)],  # the table of the sign test at 95 %
+)
+def test_the_interval_of_a_median_is_that_of_the_sign_test(count: int, kth: int) -> None:
+    values = [float(value) for value in range(count, 0, -1)]
+    assert calibration.interval(values) == (kth, count + 1 - kth)
 
 
 @ranks(1)
@@ -217,7 +242,8 @@ def test_what_a_run_leaves(tmp_path: Path) -> None:
     assert about["versions"]["torch"] == torch.__version__
     summary = about["summary"]
     assert (summary["workload"], summary["epochs"], summary["steps"]) == ("resnet", 2, 40)
-    assert summary["scaling_factor"] == summary["scaling"]["all_workers"] / summary["scaling"]["one_worker"]
+    assert summary["scaling_factor"] == summary["scaling"]["factor"]
+    assert summary["scaling"]["low"] <= summary["scaling_factor"] <= summary["scaling"]["high"]
 
     records = left.read_metrics()
     assert [r["step"] for r in records if r["kind"] == "train"] == list(range(5, 41, 5))

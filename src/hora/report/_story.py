@@ -55,18 +55,21 @@ class Scaling:
     one: float
     all: float
     workers: int
+    factor: float
+    """Of the throughputs, the median over the rounds where the run recorded it."""
+    bounds: tuple[float, float] | None = None
+    """The interval of 95 % of the factor."""
     one_rounds: tuple[float, ...] = ()
     all_rounds: tuple[float, ...] = ()
 
-    @property
-    def factor(self) -> float:
-        return self.all / self.one
-
     def sentence(self) -> str:
         share = 100 * self.factor / self.workers
+        between = ""
+        if self.bounds is not None:
+            between = f" With 95 % it is between {self.bounds[0]:.2f} and {self.bounds[1]:.2f}."
         return (
             f"Measured in this run: {self.workers} workers train {self.factor:.2f} times as fast as one, "
-            f"{share:.0f} % of the ideal {self.workers}."
+            f"{share:.0f} % of the ideal {self.workers}.{between}"
         )
 
 
@@ -120,10 +123,14 @@ def scaling(data: RunData) -> Scaling | None:
         return None
     rounds = entry.get("rounds")
     pairs = [_pair(item) for item in rounds] if isinstance(rounds, list) else []
+    factor, low, high = (real(entry.get(name)) for name in ("factor", "low", "high"))
+    known = 0 < low <= factor <= high < math.inf
     return Scaling(
         one=one,
         all=everyone,
         workers=workers,
+        factor=factor if known else everyone / one,
+        bounds=(low, high) if known else None,
         one_rounds=tuple(first for first, _ in pairs if first > 0 and math.isfinite(first)),
         all_rounds=tuple(second for _, second in pairs if second > 0 and math.isfinite(second)),
     )

@@ -28,7 +28,9 @@ def table(summary: Mapping[str, Any], *, report: Path) -> list[str]:
         ("throughput", f"{rate:,.0f} samples/s, {rate / workers:,.0f} per worker"),
     ]
     if summary.get("scaling_factor"):
-        factor = f"{summary['scaling_factor']:.2f} ({workers} {plural(workers, 'worker')} over one)"
+        bounds = summary.get("scaling") or {}
+        between = f", 95 % between {bounds['low']:.2f} and {bounds['high']:.2f}" if "low" in bounds else ""
+        factor = f"{summary['scaling_factor']:.2f} ({workers} {plural(workers, 'worker')} over one{between})"
         rows.append(("scaling factor", factor))
     here = Path.cwd()
     rows.append(("report", str(report.relative_to(here) if report.is_relative_to(here) else report)))
@@ -37,8 +39,8 @@ def table(summary: Mapping[str, Any], *, report: Path) -> list[str]:
 
 
 def missed(summary: Mapping[str, Any]) -> str | None:
-    """The sentence about a target that was not reached; None when it was."""
-    if summary["reached"]:
+    """The sentence about a target that was not reached; None when it was, or when there was none."""
+    if summary.get("reached", True):
         return None
     epochs = summary["epochs"]
     return (

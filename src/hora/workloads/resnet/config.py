@@ -121,7 +121,7 @@ class Profile:
     seed: int = 1
     train_on: bool = False
     log_every: int = 5
-    calibration_seconds: float = 4.0
+    calibration_seconds: float = 8.0
 
     @property
     def optimizer(self) -> OptimizerConfig:
