@@ -20,6 +20,7 @@ from hora.workloads.resnet import fashion_mnist, options
 
 SHIPPED = str(fashion_mnist.SHIPPED)
 SOURCE = Path(__file__).parents[2] / "src"
+SMALL = ["--data", SHIPPED, "--width", "4", "--epochs", "1", "--global-batch", "1000"]
 
 
 @pytest.fixture(autouse=True)
@@ -86,19 +87,23 @@ def test_a_workload_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> N
     assert "resnet" in capsys.readouterr().err
 
 
-def train(*words: str) -> subprocess.CompletedProcess[str]:
-    """A short training with a small model, into the run directory ``run``."""
-    small = ["--data", SHIPPED, "--run-dir", "run", "--width", "4", "--epochs", "1", "--global-batch", "1000"]
+def hora(*words: str) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HORA_")}
     environment |= {"PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])}
     return subprocess.run(
-        [sys.executable, "-m", "hora.cli", "train", "resnet", *small, *words],
+        [sys.executable, "-m", "hora.cli", *words],
         env=environment,
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
+
+
+def train(*words: str) -> subprocess.CompletedProcess[str]:
+    """A short training with a small model, into the run directory ``run``."""
+    small = ["--run-dir", "run", *SMALL]
+    return hora("train", "resnet", *small, *words)
 
 
 def test_a_training_that_misses_its_target(empty: Path) -> None:
@@ -118,6 +123,17 @@ def test_a_training_that_misses_its_target(empty: Path) -> None:
     assert (summary["reached"], summary["workers"], summary["steps"]) == (False, 2, 10)
     assert "\x1b" not in done.stdout + done.stderr
     assert "\r" not in done.stdout + done.stderr
+
+
+def test_hora_run_says_the_same_of_a_missed_target(empty: Path) -> None:
+    words = ["-m", "hora.workloads.resnet.train", *SMALL, "--calibration", "0"]
+    done = hora("run", "-n", "1", "--run-dir", "run", *words)
+    assert done.returncode == 1, done.stderr
+    report, last = done.stderr.splitlines()[-2:]
+    assert report == "hora: report run/report.html"
+    assert (empty / "run" / "report.html").stat().st_size > 10_000
+    assert last.startswith("hora: target not reached: accuracy 0.")
+    assert last.endswith("is below 0.87 after 1 epoch")
 
 
 def test_a_training_that_fails_ends_with_its_first_failure(empty: Path) -> None:

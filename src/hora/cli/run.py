@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hora.cli._command import (
     add_command,
@@ -17,7 +19,14 @@ from hora.cli._command import (
     target_of,
     workers,
 )
-from hora.core.errors import LaunchError
+from hora.core.errors import HoraError, LaunchError
+
+if TYPE_CHECKING:
+    from hora.core.rundir import RunDirectory
+
+MOST_METRICS_MB, MOST_TIMELINE_MB = 2, 1
+"""What a report reads in a quarter of a second each. With more metrics it is left to ``hora report``, and
+with more of a timeline its picture is: nobody shall wait for the end of a run."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +83,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """The job's exit code: 0, or the first failing rank's."""
+    """The job's exit code: 0, or the first failing rank's; 1 too when a workload missed its target."""
     try:
         return _run(arguments)
     except KeyboardInterrupt:  # before the ranks were started, or after they had ended
@@ -83,6 +92,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     from hora.launch import Job, run_job
+    from hora.workloads.summary import missed
 
     command = command_of(arguments, "run")
     name, *rest = command
@@ -108,7 +118,47 @@ def _run(arguments: argparse.Namespace) -> int:
         name=title if arguments.name is None else arguments.name,
         timeout=seconds("--timeout", arguments.timeout),
     )
-    return run_job(job).exit_code
+    result = run_job(job)
+    if result.exit_code:
+        # Why it failed is on the screen by now, and stays the last thing there.
+        with contextlib.suppress(HoraError):
+            _write_report(result.run)
+        return result.exit_code
+    summary: dict[str, Any] = {}
+    try:
+        told = _write_report(result.run)
+        summary = result.run.about().get("summary") or {}
+    except HoraError as error:
+        told = f"the run directory is incomplete: {error}"
+    if told is not None and not arguments.quiet:
+        print(f"hora: {told}", file=sys.stderr)
+    sentence = missed(summary)
+    if sentence is not None:
+        print(f"hora: {sentence}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _write_report(run: RunDirectory) -> str | None:
+    """Write the report of a run that has metrics; what to say about it, None without metrics.
+
+    Raises:
+        HoraError: it cannot be written.
+    """
+    size = run.metrics.stat().st_size if run.metrics.is_file() else 0
+    if not size:
+        return None
+    if size > MOST_METRICS_MB * 2**20:
+        return f"for a report write: hora report {_shown(run.path)}"
+    from hora.report import write_report
+
+    return f"report {_shown(write_report(run, most_timeline_mb=MOST_TIMELINE_MB))}"
+
+
+def _shown(path: Path) -> Path:
+    """Relative to where the user is, when it lies below."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _guard_variables(arguments: argparse.Namespace) -> dict[str, str]:

@@ -30,21 +30,26 @@ MOST_TIMELINE_MB = 200
 """Of all ranks. Larger timelines take their time: they are for ``hora trace``."""
 
 
-def write_report(run: RunDirectory) -> Path:
+def write_report(run: RunDirectory, *, most_timeline_mb: float = MOST_TIMELINE_MB) -> Path:
     """Write ``report.html`` into the run directory, from its files alone, and return its path.
 
     May be called at any time and again: the page is replaced in one step.
+
+    Args:
+        run: the run.
+        most_timeline_mb: with a timeline above this, of all ranks together, the page does not show where the
+            time went, which takes about 0.1 s per MB.
 
     Raises:
         MissingExtraError: jinja2 is not installed.
         RunDirectoryError: the directory cannot be written (DiskFullError: no space).
     """
-    page = render(read(run))
+    page = render(read(run), most_timeline_mb=most_timeline_mb)
     replace_text(run.report, page)
     return run.report
 
 
-def render(data: RunData) -> str:
+def render(data: RunData, *, most_timeline_mb: float = MOST_TIMELINE_MB) -> str:
     """The page as text."""
     try:
         import jinja2
@@ -89,7 +94,10 @@ def render(data: RunData) -> str:
         training=[chart for chart in _training(data, markupsafe.Markup) if chart["svg"]],
         speed=[
             chart
-            for chart in (*_speed(data, scaling, markupsafe.Markup), *_time(data, markupsafe.Markup))
+            for chart in (
+                *_speed(data, scaling, markupsafe.Markup),
+                *_time(data, most_timeline_mb, markupsafe.Markup),
+            )
             if chart["svg"]
         ],
         epochs=_epoch_rows(data.evals),
@@ -194,10 +202,10 @@ def _speed(data: RunData, scaling: story.Scaling | None, markup: Any) -> Iterato
     }
 
 
-def _time(data: RunData, markup: Any) -> Iterator[dict[str, Any]]:
+def _time(data: RunData, most_mb: float, markup: Any) -> Iterator[dict[str, Any]]:
     """Where each rank's time went, from the timelines."""
     files = [file for file in (data.path / "events").glob("rank-*.jsonl") if file.is_file()]
-    if not files or sum(file.stat().st_size for file in files) > MOST_TIMELINE_MB * 2**20:
+    if not files or sum(file.stat().st_size for file in files) > most_mb * 2**20:
         return
     try:
         found = account(RunDirectory(data.path))
