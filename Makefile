@@ -11,7 +11,7 @@ help:
 	@echo 'make train   train a ResNet to its target and write a report'
 	@echo 'make test    run every test'
 	@echo 'make check   format, lint, types, import directions, words'
-	@echo 'make bench   side by side against peers, and one table; JSON files in runs/bench'
+	@echo 'make bench   side by side against peers, one table, docs/performance.md; ARGS=--quick: in 10 minutes'
 	@echo 'make docs    the pages, into site/'
 	@echo 'make clean   what the others made, but for .venv and runs/'
 
@@ -28,22 +28,8 @@ check: setup
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_words.py
 
-RESULTS ?= runs/bench
 bench: $(BENCH)
-	$(BIN)/python benchmarks/start_up.py --json $(RESULTS)/start_up.json
-	$(BIN)/python benchmarks/collectives.py --json $(RESULTS)/collectives.json
-	$(BIN)/python benchmarks/collectives.py --ranks 4 8 --sizes 4 1KiB 64KiB 1MiB 16MiB 64MiB \
-	  --json $(RESULTS)/collectives-more-ranks.json
-	$(BIN)/python benchmarks/collectives.py --collectives reduce-scatter all-gather broadcast all-to-all \
-	  --sizes 4 64KiB 1MiB 16MiB 100MB --json $(RESULTS)/collectives-others.json
-	$(BIN)/python benchmarks/train_vs_peers.py --json $(RESULTS)/train_vs_peers.json
-	$(BIN)/python benchmarks/scaling.py --json $(RESULTS)/scaling.json
-	$(BIN)/python benchmarks/resnet_speed.py --json $(RESULTS)/resnet_speed.json
-	$(BIN)/python benchmarks/horovod_overhead.py --json $(RESULTS)/horovod_overhead.json
-	$(BIN)/python benchmarks/sharded_optimizer.py
-	$(BIN)/python benchmarks/guard_cost.py
-	$(BIN)/python benchmarks/guard_judge.py
-	$(BIN)/python benchmarks/summary.py $(RESULTS)
+	@$(BIN)/python benchmarks/suite.py $(ARGS)
 
 docs: setup
 	$(BIN)/mkdocs build --strict --site-dir site

@@ -13,6 +13,7 @@ import math
 import os
 import platform
 import random
+import shlex
 import statistics
 import sys
 import time
@@ -116,14 +117,24 @@ class Report:
         self.failed = False
 
     def add(
-        self, case: Case, measured: Mapping[str, list[float]], *, unit: str = "s", base: str | None = None
+        self,
+        case: Case,
+        measured: Mapping[str, list[float]],
+        *,
+        unit: str = "s",
+        base: str | None = None,
+        ratios: Mapping[str, Spread] | None = None,
     ) -> None:
-        """Take one case's values by contender. Rounds of all of them are paired."""
+        """Take one case's values by contender. Rounds of all of them are paired.
+
+        ``ratios`` are those of a benchmark that estimates them better than round by round.
+        """
         name = base or self.base
         others = measured.get(name, [])
         for contender, values in measured.items():
             paired = len(others) == len(values) and min(values) > 0
             ratio = speedup(others, values) if paired else None
+            ratio = (ratios or {}).get(contender, ratio)
             self.rows.append(Row(case, contender, values, name, unit, ratio))
 
     def leave_out(self, contender: str, reason: str, *, failed: bool = False) -> None:
@@ -139,7 +150,10 @@ class Report:
             print(f"{contender}: {text}", flush=True)
 
     def finish(self, path: Path | None) -> int:
-        """Write the file, if there is a path; the exit code is 1 if a contender failed."""
+        """Write the file, if there is a path; the exit code is 1 if a contender failed.
+
+        Call it also between two cases that take long: what was measured stays when a later one fails.
+        """
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(self.as_json(), indent=1) + "\n", encoding="utf-8")
@@ -153,7 +167,7 @@ class Report:
         ]
         return {
             "benchmark": self.benchmark,
-            "command": " ".join(["python", *sys.argv]),
+            "command": shlex.join(["python", *sys.argv]),
             "machine": machine(),
             "left_out": self.left_out,
             "notes": self.notes,
@@ -171,9 +185,11 @@ def long_cells(rows: Sequence[Row]) -> Cells:
     for row in rows:
         title = "" if row.case == before else case_text(row.case)
         before = row.case
-        ratio = "" if row.ratio is None else row.ratio.text("{:.2f}".format)
+        ratio = "" if row.ratio is None else row.ratio.text(number)
         lines.append([title, row.contender, row.spread.text(row.show), ratio])
-    return ["case", "contender", "median (middle half)", f"{rows[0].base} over it"], lines
+    bases = {row.base for row in rows}
+    base = bases.pop() if len(bases) == 1 else "the first of the case"
+    return ["case", "contender", "median (middle half)", f"{base} over it"], lines
 
 
 def wide_table(rows: Sequence[Row]) -> str:
@@ -206,6 +222,13 @@ def case_text(case: Case) -> str:
         value if isinstance(value, str) else size(value) if name == "bytes" else plural(value, name)
         for name, value in case.items()
     )
+
+
+def number(value: float) -> str:
+    """A ratio: near 1 with a third digit, far above it with none."""
+    if 0 < abs(value - 1) < 0.02:
+        return f"{value:.3f}"
+    return f"{value:.2f}" if value < 100 else f"{value:.0f}"
 
 
 def plural(count: int, name: str) -> str:

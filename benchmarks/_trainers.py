@@ -178,7 +178,7 @@ def missing(name: str) -> str | None:
     if name == "Hora, sharded" and "shard" not in inspect.signature(hora.DistributedOptimizer).parameters:
         return 'this version of Hora has no DistributedOptimizer(..., shard="optimizer")'
     if name == "Horovod" and find_spec("horovod") is None:
-        return "not installed: its last release, of 2023, has no wheels and does not build with this PyTorch"
+        return "not installed: its last release, of 2023, is source in C++14, and this PyTorch needs C++17"
     packages = {"Accelerate": "accelerate", "Fabric": "lightning_fabric"}
     if name in packages and find_spec(packages[name]) is None:
         return f"{packages[name]} is not installed; write: pip install 'hora[bench]'"

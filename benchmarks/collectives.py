@@ -60,6 +60,7 @@ def main() -> int:
                 for size in given.sizes:
                     case: dict[str, str | int] = {"collective": collective, "ranks": ranks, "bytes": size}
                     report.add(case, measure(jobs, case, given.rounds, given.seconds))
+                report.finish(given.json)
                 print(wide_table(report.rows[before:]), flush=True)
     return report.finish(given.json)
 

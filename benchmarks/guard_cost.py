@@ -1,6 +1,6 @@
 """What the guard costs: CPU time of a step with it and without, in turn, in one job.
 
-    python benchmarks/guard_cost.py [--seconds 40] [--ranks 2] [--model tiny] [--control] [--parts]
+    python benchmarks/guard_cost.py [--seconds 40] [--ranks 2] [--models tiny] [--control] [--parts]
 
 Three trainings are measured, on synthetic data out of torch's data loader: the small ResNet of the workload,
 a small transformer, and the same on so few tokens that a step is mostly overhead. It takes under 3 minutes.
@@ -19,12 +19,13 @@ in which more is looked at; the guard's own thread of a rank, which sleeps; and 
 per host. What share of a core these two use is printed beside.
 
 ``--control`` never switches the guard on, so the ratio must be 1: how sharp the measurement is.
-``--parts`` prints the microseconds per step of each part instead.
+``--parts`` measures what each part takes of a step instead.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -46,13 +47,15 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data import dataloader as loaders
 
 import hora.torch as hora
+from _interleave import Case, Report, Spread, arguments, long_table
 from hora.torch import _context
 from hora.torch.watch import _group
 
 Numbers = numpy.ndarray[Any, Any]
 MODELS = ("resnet", "transformer", "tiny")
-MARK = "\u2502"
-"""In the lines that are shown, among all that a job prints."""
+WITH, WITHOUT, STEP = "with the guard", "without the guard", "whole step"
+BLOCKS = 25
+"""Of pairs one after the other: what is shown as a round."""
 
 WARM = 60
 """Steps before the first that is measured."""
@@ -70,35 +73,50 @@ STAND_INS: list[tuple[Any, str]] = [
 originals = [getattr(owner, name) for owner, name in STAND_INS]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def main() -> int:
+    parser = arguments(__doc__)
     parser.add_argument("--seconds", type=float, default=40, help="of each training")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--model", choices=MODELS)
+    parser.add_argument("--models", choices=MODELS, nargs="+", default=MODELS)
     parser.add_argument("--control", action="store_true")
     parser.add_argument("--parts", action="store_true")
-    arguments = parser.parse_args()
+    given = parser.parse_args()
     if "HORA_RANK" in os.environ:
-        measure(arguments)
-        return
+        measure(given)
+        return 0
+    report = Report("guard_parts", base=STEP) if given.parts else Report("guard_cost", base=WITHOUT)
+    for model in given.models:
+        case: Case = {"model": model, "ranks": given.ranks}
+        found = run(given, model)
+        before = len(report.rows)
+        if given.parts:
+            report.add(case | {"measure": "time"}, found)
+        else:
+            add_cost(report, case, found, control=given.control)
+        report.finish(given.json)
+        print(long_table(report.rows[before:]), flush=True)
+    return report.finish(given.json)
+
+
+def run(given: argparse.Namespace, model: str) -> Any:
+    """What rank 0 of a job has measured."""
     with tempfile.TemporaryDirectory() as folder:
-        for model in [arguments.model] if arguments.model else MODELS:
-            command = [sys.executable, "-m", "hora", "run", "-n", str(arguments.ranks)]
-            command += ["--run-dir", f"{folder}/{model}", __file__, "--model", model]
-            command += ["--seconds", str(arguments.seconds)]
-            command += [f"--{name}" for name in ("control", "parts") if getattr(arguments, name)]
-            done = subprocess.run(command, check=False, capture_output=True, text=True)
-            if done.returncode:
-                raise SystemExit(done.stdout + done.stderr)
-            lines = [line.partition(MARK)[2] for line in done.stdout.splitlines() if MARK in line]
-            print("\n".join(lines), flush=True)
+        file = Path(folder) / "found.json"
+        command = [sys.executable, "-m", "hora", "run", "-n", str(given.ranks), "--run-dir", f"{folder}/run"]
+        command += [__file__, "--models", model, "--seconds", str(given.seconds), "--json", str(file)]
+        command += [f"--{name}" for name in ("control", "parts") if getattr(given, name)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(done.stdout + done.stderr)
+        return json.loads(file.read_text(encoding="utf-8"))
 
 
-def measure(arguments: argparse.Namespace) -> None:
-    """Measure one training, and print it on rank 0."""
+def measure(given: argparse.Namespace) -> None:
+    """Measure one training; rank 0 writes what was found."""
     hora.init()
     torch.manual_seed(1)
-    training = {"resnet": resnet, "transformer": transformer, "tiny": tiny}[arguments.model]()
+    [model] = given.models
+    training = {"resnet": resnet, "transformer": transformer, "tiny": tiny}[model]()
     switch = Switch(training.optimizer)
     for _ in range(WARM):
         training.step()
@@ -106,23 +124,24 @@ def measure(arguments: argparse.Namespace) -> None:
     for _ in range(10):
         training.step()
     once = hora.allreduce(torch.tensor((time.perf_counter() - began) / 10), op=hora.Max)
-    steps = max(2 * CADENCE, round(arguments.seconds / float(once)))
+    steps = max(2 * CADENCE, round(given.seconds / float(once)))
     switch.prints[:] = [0]
-    if arguments.parts:
-        from guard_parts import show_parts
+    found: Any
+    if given.parts:
+        from guard_parts import parts
 
-        show_parts(arguments.model, training, switch, steps=steps, mark=MARK)
-        return
-    pairs = run_pairs(training, switch, count=steps // 2, never=arguments.control)
-    mine = {
-        "pairs": pairs,
-        "prints": sum(switch.prints) / max(len(switch.prints) - 1, 1) / CADENCE,
-        "thread": switch.own_thread(),
-        "supervisor": supervisor(),
-    }
-    found = hora.allgather_object(mine)
+        found = parts(training, switch, steps=steps, blocks=min(10, steps // CADENCE), whole=STEP)
+    else:
+        pairs = run_pairs(training, switch, count=steps // 2, never=given.control)
+        mine = {
+            "pairs": pairs,
+            "prints": sum(switch.prints) / max(len(switch.prints) - 1, 1) / CADENCE,
+            "thread": switch.own_thread(),
+            "supervisor": supervisor(),
+        }
+        found = hora.allgather_object(mine)
     if hora.rank() == 0:
-        show(arguments.model, found, control=arguments.control)
+        given.json.write_text(json.dumps(found), encoding="utf-8")
 
 
 def run_pairs(training: Training, switch: Switch, *, count: int, never: bool) -> list[Any]:
@@ -154,10 +173,10 @@ def run_pairs(training: Training, switch: Switch, *, count: int, never: bool) ->
     return pairs
 
 
-def show(model: str, found: list[dict[str, Any]], *, control: bool) -> None:
-    """Print the ratio and its interval."""
-    pairs = numpy.array([rank["pairs"] for rank in found], dtype=float).mean(0) / 1e6  # over the ranks
-    prints = 0.0 if control else float(numpy.mean([rank["prints"] for rank in found])) / 1e6
+def add_cost(report: Report, case: Case, found: list[dict[str, Any]], *, control: bool) -> None:
+    """Estimate the ratio and its interval, from what each rank has measured."""
+    pairs = numpy.array([rank["pairs"] for rank in found], dtype=float).mean(0) / 1e9  # over the ranks
+    prints = 0.0 if control else float(numpy.mean([rank["prints"] for rank in found])) / 1e9
     forward, rest = (pairs[:, 0] - pairs[:, 1]).T
     slope = float(forward @ rest / (forward @ forward))
     differences, bases = rest - slope * forward, pairs[:, 1].sum(1)
@@ -170,12 +189,17 @@ def show(model: str, found: list[dict[str, Any]], *, control: bool) -> None:
     low, high = numpy.quantile(
         [ratio(random.integers(count, size=count)) for _ in range(2000)], [0.025, 0.975]
     )
-    print(
-        f"{MARK}{model:12}{base:8.2f} ms of CPU per step, guard {'never on' if control else 'on'}: "
-        f"x {found_ratio:.4f} ({low:.4f} to {high:.4f}; {len(pairs)} pairs); fingerprints "
-        f"{100 * prints / base:.2f} % of it; its thread {100 * found[0]['thread']:.2f} % "
-        f"and the supervisor {100 * found[0]['supervisor']:.1f} % of a core",
-        flush=True,
+    blocks = numpy.array_split(numpy.arange(count), min(BLOCKS, count))
+    without = [trimmed(bases[block]) for block in blocks]
+    more = [trimmed(differences[block]) + prints for block in blocks]
+    values = {WITHOUT: without, WITH: [one + other for one, other in zip(without, more, strict=True)]}
+    ratios = {WITH: Spread(1 / found_ratio, 1 / float(high), 1 / float(low))}
+    report.add(case | {"measure": "step"}, values, ratios=ratios)
+    report.note(
+        f"{case['model']}, {WITH}",
+        f"{'never on' if control else 'on'}: a step takes x {found_ratio:.4f} ({low:.4f} to {high:.4f} with "
+        f"95 %; {count} pairs); fingerprints {100 * prints / base:.2f} % of it; its thread "
+        f"{100 * found[0]['thread']:.2f} % and the supervisor {100 * found[0]['supervisor']:.1f} % of a core",
     )
 
 
@@ -331,4 +355,4 @@ def transformer(*, batch: int = 16, tokens: int = 64) -> Training:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

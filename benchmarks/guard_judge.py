@@ -3,23 +3,25 @@
 No ranks are started: this program writes their boards and sockets itself, and then lets the supervisor's
 half of the guard work on them. A job makes eight new kinds of collectives, each checked before it starts.
 Then it hangs in one of three ways: one rank calls another collective, one rank is late, or one rank has
-ended. Counted is the processor time of the supervisor's half, from the first record to the verdict.
+ended. Counted is the processor time of the supervisor's half, from the first record to the verdict, and the
+time from the hang to the verdict. The hangs and the numbers of ranks take turns, round by round; the ratio is
+that to the fewest ranks: how the work grows.
 
-    python benchmarks/guard_judge.py
+    python benchmarks/guard_judge.py [--sizes 64 256 1024] [--rounds 5] [--json FILE]
 """
 
 from __future__ import annotations
 
-import argparse
+import functools
 import json
 import os
 import socket
-import statistics
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 
+from _interleave import Report, arguments, interleave, long_table
 from hora.core.rundir import RunDirectory
 from hora.guard.board import Board, Phase
 from hora.guard.verdict import Verdict
@@ -130,25 +132,29 @@ def judged(way: str, size: int, folder: Path) -> tuple[float, float]:
         sleeper.wait()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def main() -> int:
+    parser = arguments(__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[64, 256, 1024])
     parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
-    allow_descriptors(8 * max(arguments.sizes))
-    print(f"seconds of work until the verdict, median (spread) of {arguments.rounds}; then per rank in ms")
+    given = parser.parse_args()
+    allow_descriptors(8 * max(given.sizes))
+    cases = [(way, size) for way in WAYS for size in given.sizes]
+    smallest = f"{min(given.sizes)} ranks"
+    report = Report("guard_judge", base=smallest)
     with tempfile.TemporaryDirectory() as folder:
+        measures = {
+            f"{way}, {size}": functools.partial(judged, way, size, Path(folder)) for way, size in cases
+        }
+        found = interleave(measures, given.rounds)
+    for index, what in enumerate(("work until the verdict", "verdict after the hang")):
         for way in WAYS:
-            for size in arguments.sizes:
-                rounds = [judged(way, size, Path(folder)) for _ in range(arguments.rounds)]
-                work = sorted(seconds for seconds, _ in rounds)
-                middle = statistics.median(work)
-                waited = statistics.median(seconds for _, seconds in rounds)
-                print(
-                    f"{way:17} {size:5} ranks: {middle:6.3f} s ({work[0]:.3f} to {work[-1]:.3f})"
-                    f" {1000 * middle / size:6.3f} ms; verdict {waited:.2f} s after the hang"
-                )
+            values = {
+                f"{size} ranks": [one[index] for one in found[f"{way}, {size}"]] for size in given.sizes
+            }
+            report.add({"hang": way, "measure": what}, values)
+    print(long_table(report.rows))
+    return report.finish(given.json)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -11,8 +11,6 @@ import numpy
 import torch
 from torch.utils.data import dataloader as loaders
 
-import hora.torch as hora
-
 if TYPE_CHECKING:
     from guard_cost import Switch, Training
 
@@ -24,7 +22,6 @@ class Meter:
 
     def __init__(self) -> None:
         self.steps: list[Counter[str]] = [Counter()]
-        self.calls: Counter[str] = Counter()
         self._stack: list[list[int]] = []
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,39 +62,39 @@ class Meter:
         if self._stack:
             self._stack[-1][1] += taken
         self.steps[-1][part] += taken - inside
-        self.calls[part] += 1
 
 
-def show_parts(model: str, training: Training, switch: Switch, *, steps: int, mark: str) -> None:
-    """Print the parts, of rank 0."""
+def parts(
+    training: Training, switch: Switch, *, steps: int, blocks: int, whole: str
+) -> dict[str, list[float]]:
+    """Seconds per step that the whole step and each part take on this rank, a value per block of steps.
+
+    A part that is not in every step, such as a fingerprint, counts with its mean. Of each block the tenth of
+    the steps is left out in which something else came in between.
+    """
     meter = Meter()
     _install(meter, switch)
     nothing = meter.timed("(nothing: the clock itself)", lambda: None)
-    meter.calls.clear()
     meter.steps.clear()
-    whole = []
+    taken = []
     for _ in range(steps):
         meter.steps.append(Counter())
         start = clock()
         loss = training.forward()
         nothing()
         training.learn(loss)
-        whole.append(clock() - start)
-    if hora.rank() != 0:
-        return
-    step = float(numpy.median(whole)) / 1e3
-    print(f"{mark}{model}: {step:.0f} us per step; the first row is what the clock adds to a call")
-    total = 0.0
-    for part in sorted(meter.calls):
-        if part.startswith("-"):
-            continue
-        # The mean of what happens in each step, without the tenth in which something else came in between.
-        times = numpy.sort([counted[part] for counted in meter.steps if part in counted]) / 1e3
-        mean = float(times[: -(-len(times) * 9 // 10)].mean()) * len(times) / steps
-        total += 0.0 if part.startswith("(") else mean
-        calls = meter.calls[part] / steps
-        print(f"{mark}  {part:44}{calls:7.2f} calls{mean:9.1f} us{100 * mean / step:8.2f} %")
-    print(f"{mark}  {'together':44}{'':13}{total:9.1f} us{100 * total / step:8.2f} %", flush=True)
+        taken.append(clock() - start)
+    for counted, time_of_step in zip(meter.steps, taken, strict=True):
+        counted[whole] = time_of_step
+    names = sorted({name for counted in meter.steps for name in counted if not name.startswith("-")})
+    found: dict[str, list[float]] = {name: [] for name in [whole, *names]}
+    for block in numpy.array_split(numpy.arange(steps), blocks):
+        for name in names:
+            times = numpy.sort([meter.steps[step][name] for step in block if name in meter.steps[step]])
+            kept = times[: -(-len(times) * 9 // 10)]
+            mean = float(kept.mean()) if len(kept) else 0.0
+            found[name].append(mean * len(times) / len(block) / 1e9)
+    return found
 
 
 def _install(meter: Meter, switch: Switch) -> None:

@@ -42,12 +42,13 @@ def main() -> int:
     given = parser.parse_args()
     torch.set_num_threads(1)
     report = Report("scaling", base="apart")
-    middle = sorted(given.parameters)[len(given.parameters) // 2 - 1]
+    middle = sorted(given.parameters)[(len(given.parameters) - 1) // 2]
     cases: list[Case] = [{"ranks": ranks, "parameters": middle} for ranks in given.ranks]
     most = min(given.ranks, key=lambda ranks: abs(ranks - 2))
     cases += [{"ranks": most, "parameters": count} for count in given.parameters if count != middle]
     for case in cases:
         measure(report, case, rounds=given.rounds, seconds=given.seconds)
+        report.finish(given.json)
     print(wide_table(report.rows))
     return report.finish(given.json)
 

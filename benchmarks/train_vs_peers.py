@@ -52,6 +52,7 @@ def main() -> int:
         compare(
             report, model, given.contenders, ranks=given.ranks, rounds=given.rounds, seconds=given.seconds
         )
+        report.finish(given.json)
         print(long_table(report.rows[before:]), flush=True)
     return report.finish(given.json)
 

@@ -88,5 +88,36 @@ def test_matching_by_name(tmp_path: Path) -> None:
     assert contenders(found) == {"named", "native"}
 
 
-def test_how_fast_the_guard_judges() -> None:
-    assert "late-rank             4 ranks:" in run("guard_judge", "--sizes", "4", "--rounds", "1")
+def test_how_fast_the_guard_judges(tmp_path: Path) -> None:
+    found = results(tmp_path / "it.json", "guard_judge", "--sizes", "4", "8", "--rounds", "1")
+    assert contenders(found) == {"4 ranks", "8 ranks"}
+    hangs = {row["case"]["hang"] for row in found["rows"]}
+    assert hangs == {"mismatched-calls", "late-rank", "subset-call"}
+
+
+def test_what_the_guard_costs(tmp_path: Path) -> None:
+    found = results(tmp_path / "it.json", "guard_cost", "--models", "tiny", "--seconds", "1")
+    assert contenders(found) == {"without the guard", "with the guard"}
+    [ratio] = [row["ratio"] for row in found["rows"] if row["contender"] == "with the guard"]
+    assert ratio["low"] <= ratio["median"] <= ratio["high"]
+    assert 0.5 < ratio["median"] < 2
+
+
+def test_what_each_part_of_the_guard_takes(tmp_path: Path) -> None:
+    file = tmp_path / "it.json"
+    run("guard_cost", "--models", "tiny", "--seconds", "1", "--parts", "--json", str(file))
+    found = json.loads(file.read_text())
+    medians = {row["contender"]: row["spread"]["median"] for row in found["rows"]}
+    whole = medians.pop("whole step")
+    assert 0 < sum(medians.values()) < whole
+    assert all(median > 0 for median in medians.values())  # fingerprints too, which are rare
+
+
+def test_a_sharded_optimizer_keeps_its_share(tmp_path: Path) -> None:
+    """Within 5 % of 1/N, N = 2, of what the same optimizer keeps unsharded."""
+    flags = ["--models", "many tensors", "--contenders", "Hora", "Hora, sharded", "--rounds", "1"]
+    found = results(tmp_path / "it.json", "train_vs_peers", *flags)
+    rows = [row for row in found["rows"] if row["case"]["measure"] == "optimizer memory"]
+    memory = {row["contender"]: row["values"][0] for row in rows}
+    assert memory["Hora"] == 80 * (40 * 40 + 40) * 4  # a momentum of each parameter, in float32
+    assert abs(memory["Hora, sharded"] / memory["Hora"] * 2 - 1) < 0.05

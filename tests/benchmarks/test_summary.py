@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import summary
-from _interleave import Report
+from _interleave import Report, Spread
 
 PLACE = "# Performance\n\nWords.\n\n<!-- figures: begin -->\nold\n<!-- figures: end -->\n\nMore words.\n"
 
@@ -47,12 +48,15 @@ def found(folder: Path) -> dict[tuple[str, str, str], summary.Line]:
 
 def test_sizes_of_collectives_are_summed_up_by_their_lowest_and_highest_ratio(folder: Path) -> None:
     lines = found(folder)
-    small = lines["all-reduce, 2 ranks, 4 B to 1 MiB", "Hora", "Gloo"]
+    small = lines["all-reduce, 2 ranks, 4 B", "Hora", "Gloo"]
+    below = lines["all-reduce, 2 ranks, 1 MiB", "Hora", "Gloo"]
     large = lines["all-reduce, 2 ranks, 16 MiB to 256 MiB", "Hora", "Gloo"]
-    assert (small.ratio, small.aim) == ((7.0, 6.0, 8.0), 5.0)
+    assert (small.ratio, small.aim) == ((8.0, 8.0, 8.0), 5.0)
+    assert (below.ratio, below.aim) == ((6.0, 6.0, 6.0), 5.0)
     assert (large.ratio, large.aim) == ((2.5, 2.0, 3.0), 2.0)
-    assert ("all-reduce, 2 ranks, 4 B to 1 MiB", "Hora", "copy") not in lines
+    assert ("all-reduce, 2 ranks, 4 B", "Hora", "copy") not in lines
     copy = lines["all-reduce, 2 ranks, 16 MiB to 256 MiB", "Hora", "copy"]
+    assert copy.ratio is not None
     assert copy.ratio.low == 0.5
 
 
@@ -62,10 +66,14 @@ def test_calls_of_the_same_benchmark_are_put_together(folder: Path) -> None:
     more.leave_out("other", "too slow")
     more.finish(folder / "collectives-8.json")
     lines = found(folder)
-    eight = lines["all-reduce, 8 ranks, 4 B to 4 B", "Hora", "Gloo"]
+    eight = lines["all-reduce, 8 ranks, 4 B", "Hora", "Gloo"]
+    assert eight.ratio is not None
     assert (eight.ratio.median, eight.aim) == (1.5, 1.0)
-    assert ("all-reduce, 2 ranks, 4 B to 1 MiB", "Hora", "Gloo") in lines
-    assert summary.read(folder)["collectives"]["left_out"] == {"MPI": "not installed", "other": "too slow"}
+    assert ("all-reduce, 2 ranks, 4 B", "Hora", "Gloo") in lines
+    assert summary.read(folder).files["collectives"]["left_out"] == {
+        "MPI": "not installed",
+        "other": "too slow",
+    }
 
 
 def test_training_is_compared_with_each_peer(folder: Path) -> None:
@@ -78,6 +86,25 @@ def test_training_is_compared_with_each_peer(folder: Path) -> None:
     assert (sharded.ratio.median, sharded.values) == (2.0, "4 MB : 8 MB")
     assert sharded.aim == pytest.approx(1.905, abs=1e-3)
     assert ("transformer, 2 ranks, optimizer memory", "Hora", "Accelerate") not in lines
+
+
+def test_the_guards_cost_is_its_own_estimate_and_sharding_has_its_aim_at_any_size(tmp_path: Path) -> None:
+    cost = Report("guard_cost", base="without the guard")
+    ratios = {"with the guard": Spread(0.995, 0.98, 1.0)}
+    case: dict[str, str | int] = {"model": "resnet", "ranks": 2, "measure": "step"}
+    cost.add(case, {"without the guard": [1.0] * 3, "with the guard": [1.1] * 3}, ratios=ratios)
+    cost.finish(tmp_path / "guard_cost.json")
+    memory = Report("train_vs_peers", base="DDP")
+    case = {"model": "transformer", "ranks": 4, "measure": "optimizer memory"}
+    memory.add(case, {"DDP": [8e6], "Hora, sharded": [2.2e6]}, unit="bytes")
+    memory.finish(tmp_path / "train_vs_peers-4-ranks.json")
+    lines = found(tmp_path)
+    line = lines["resnet, 2 ranks, step", "with the guard", "without the guard"]
+    assert (line.ratio, line.aim) == (ratios["with the guard"], pytest.approx(0.990, abs=1e-3))
+    sharded = lines["transformer, 4 ranks, optimizer memory", "Hora, sharded", "DDP"]
+    assert sharded.aim == pytest.approx(3.81, abs=1e-2)
+    assert summary.cells([line])[1][0][-1] == "yes"
+    assert summary.cells([sharded])[1][0][-1] == "no"  # 2.2 MB are 10 % more than a quarter
 
 
 def test_the_table_is_printed(
@@ -103,6 +130,10 @@ def test_the_page_is_filled(folder: Path) -> None:
         pytest.skip("plots need matplotlib; write: pip install 'hora[bench]'")
     page = folder / "page.md"
     page.write_text(PLACE)
+    states = {"quick": True, "parts": {"guard_cost": {"seconds": 1.0, "reason": "exit code 1: it crashed"}}}
+    (folder / "parts.json").write_text(json.dumps(states))
+    (folder / "page").mkdir()
+    (folder / "page" / "old.svg").write_text("<svg/>")
     # matplotlib leaves files open, so not in this process.
     command = [sys.executable, summary.__file__, str(folder), "--page", str(page)]
     subprocess.run(command, check=True, capture_output=True)
@@ -110,12 +141,22 @@ def test_the_page_is_filled(folder: Path) -> None:
     assert text.startswith("# Performance\n\nWords.\n")
     assert text.endswith("<!-- figures: end -->\n\nMore words.\n")
     assert "old" not in text
-    assert "| transformer, 2 ranks, step | Hora | DDP | 4.00 s : 6.00 s | 1.50 | 1.38 | 1.62 | 1.25 |" in text
+    assert (
+        "| transformer, 2 ranks, step | Hora | DDP | 4.00 s : 6.00 s | 1.50 | 1.38 | 1.62 | 1.25 | yes |"
+        in text
+    )
+    assert "| What the guard costs |  |  | not measured |" in text
+    assert "- Not measured: What the guard costs: exit code 1: it crashed.\n" in text
+    assert "- Not measured: How fast the guard judges: it was not run.\n" in text
+    assert "| collectives |  | MPI | not measured |" in text
+    assert "Quick figures" in text
     plots = {plot: plot.read_bytes() for plot in (folder / "page").iterdir()}
-    assert len(plots) == 4
+    names = ["collectives", "optimizer-memory", "scaling", "start_up", "train_vs_peers"]
+    assert sorted(plot.stem for plot in plots) == names
     for plot, drawn in plots.items():
         assert f"(page/{plot.name})" in text
         assert b"<svg" in drawn
+        assert b"prefers-color-scheme: dark" in drawn
     subprocess.run(command, check=True, capture_output=True)
     assert page.read_text() == text  # filling it again changes nothing
     assert {plot: plot.read_bytes() for plot in plots} == plots
