@@ -12,9 +12,8 @@ INK, FAINT, PAPER = "#222222", "#d8d8d8", "#ffffff"
 """What the style below replaces in a dark scheme; the colours of lines and bars suit both."""
 
 DARK = {INK: "#dcdcdc", FAINT: "#454b54", PAPER: "#1e2127"}
-OURS = ("#e8710a", "#c5221f")
-PEERS = ("#4285f4", "#188038", "#8e63ce", "#12a4af", "#8d6e63", "#9aa0a6")
-SIZES = [2, 2**10, 2**20, 2**25, 2**28]
+OURS = ("#e8710a", "#e53935")
+PEERS = ("#4285f4", "#2e9e4f", "#8e63ce", "#12a4af", "#8d6e63", "#9aa0a6")
 Plot = Callable[[Sequence[Row], Path], bool]
 """Draws a file; False: there was nothing to draw."""
 
@@ -131,8 +130,9 @@ def _times_over_bytes(groups: dict[str, list[Row]], path: Path) -> bool:
         _lines(panel, rows, "bytes")
         panel.set_xscale("log", base=2)
         counts = [int(row.case["bytes"]) for row in rows]
-        shown = [count for count in SIZES if min(counts) <= count <= max(counts)] or [min(counts)]
-        _ticks(panel.xaxis, [*([4] if min(counts) == 4 else []), *shown], size)
+        least, most = min(counts), max(counts)
+        between = [count for count in (2**12, 2**20) if 2**5 * least <= count <= most / 2**5]
+        _ticks(panel.xaxis, sorted({least, *between, most}), size)
         panel.set(title=title, xlabel="size")
     panels[0].set_ylabel("time of a call")
     _legend(figure, panels)
