@@ -54,8 +54,8 @@ PARTS = (
         name="train_vs_peers",
         title="Training steps and memory of 2 ranks",
         benchmark="train_vs_peers",
-        quick="--rounds 3 --seconds 8 --contenders 'one worker' Hora 'Hora, sharded' DDP 'DDP + ZeRO' "
-        "FSDP2 Accelerate Horovod",
+        quick="--models transformer resnet --rounds 3 --seconds 8 --contenders 'one worker' "
+        "Hora 'Hora, sharded' DDP 'DDP + ZeRO' FSDP2 Accelerate Horovod",
         limit=1500,
         quick_limit=220,
     ),
