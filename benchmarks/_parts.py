@@ -116,7 +116,7 @@ PARTS = (
         name="resnet_speed",
         title="What makes one worker fast on ResNet",
         benchmark="resnet_speed",
-        quick="--rounds 3",
+        quick="--rounds 3 --micro-batch 16",
         limit=300,
         quick_limit=60,
     ),
