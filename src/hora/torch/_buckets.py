@@ -301,12 +301,13 @@ class Bucket:
 def assign(
     named: Sequence[Named], *, bucket_mb: float, groups: Mapping[int, int] | None = None, size: int = 1
 ) -> list[Bucket]:
-    """Spread parameters over buckets, in the order in which backward makes their gradients.
+    """Spread parameters over buckets, from the last to the first, as backward makes their gradients.
 
-    That is the reverse of the order of registration. Buckets are sorted by when they are complete.
+    Buckets are sorted by when they are complete.
 
     Args:
-        named: names and parameters, in order of registration.
+        named: names and parameters, in the order in which forward uses them: that of registration, or as
+            ``Readiness`` has found.
         bucket_mb: size of a bucket, if it is not a group.
         groups: ``id`` of a parameter -> number of its group; a group is one bucket, whatever its size (one
             for each dtype and device).

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hora.core.errors import GradientError
-from hora.torch._presence import Presence
+from hora.torch._context import Context
 
 __all__ = ["Marks", "joined_now"]
 
@@ -17,13 +17,13 @@ class Marks:
     """Reads the marks of each cycle (see ``Bucket``), and checks them.
 
     Args:
-        presence: hears of ranks that have joined.
-        rank: this worker's, for messages.
+        context: of the job; its presence hears of ranks that have joined, its guard of ranks that part.
     """
 
-    def __init__(self, presence: Presence, *, rank: int) -> None:
-        self._presence = presence
-        self._rank = rank
+    def __init__(self, context: Context) -> None:
+        self._presence = context.presence
+        self._guard = context.guard
+        self._rank = context.world.rank
         self._unchecked: collections.deque[tuple[Any, Any]] = collections.deque()
 
     def clear(self) -> None:
@@ -69,12 +69,15 @@ class Marks:
             if event is not None and any(joined):
                 self._presence.look()
             if even and odd:
-                raise GradientError(
+                error = GradientError(
                     "The ranks made different numbers of backward passes before step(), so gradients of "
                     f"different steps met; rank {self._rank} is at step {step}.",
                     fix="Make the same number of backward passes on every rank; data_loader(tail='uneven') "
                     "gives every rank the same number of batches, and hora.join() ends with fewer.",
                 )
+                if self._guard is not None:
+                    self._guard.parted(error)
+                raise error
 
 
 def joined_now(marks: torch.Tensor) -> int:

@@ -77,9 +77,9 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's name, and its order
 
     Args:
         optimizer: any ``torch.optim.Optimizer``.
-        named_parameters: a module, or pairs such as ``model.named_parameters()``; gives the order of the
-            buckets and the names in messages. It covers exactly the parameters of ``optimizer``; of a
-            module, frozen parameters may be outside.
+        named_parameters: a module, or pairs such as ``model.named_parameters()``; gives the names in
+            messages, and the order of the buckets until the first backward has shown one. It covers exactly
+            the parameters of ``optimizer``; of a module, frozen parameters may be outside.
         compression: how gradients travel: ``Compression.fp16`` or ``bf16``, ``PowerSGD()`` or ``TopK()``.
         backward_passes_per_step: with more than 1, gradients add up over so many backward passes and are
             reduced in the last, as the mean of the passes; fewer are reduced by ``step()``. With 1, each

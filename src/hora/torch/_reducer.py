@@ -1,8 +1,8 @@
 """Averages the gradients of one optimizer over the ranks while backward is still running.
 
 A *cycle* averages all buckets once. It opens with the first gradient of a backward, buckets leave in a
-fixed order as soon as they are complete, and it closes when that backward ends, inside
-``loss.backward()``. Averaging a gradient that is the average already changes nothing, so several
+fixed order (see :mod:`hora.torch._ready`) as soon as they are complete, and it closes when that backward
+ends, inside ``loss.backward()``. Averaging a gradient that is the average already changes nothing, so several
 backward passes before one step are right as well. A rank whose backward touched nothing takes part when
 it steps. All ranks must make the same number of cycles per step; marks in the messages find out if not.
 """
@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from hora.core.errors import GradientError, NotInitializedError
 from hora.torch import _context
@@ -27,7 +26,9 @@ from hora.torch._groups import Groups
 from hora.torch._guard import collective
 from hora.torch._hooks import End, Place, gradient_hook
 from hora.torch._marks import Marks, joined_now
+from hora.torch._ready import Readiness
 from hora.torch._rules import Rule
+from hora.torch._sums import Sums
 from hora.torch._tuning import FIRST, Tuning, note
 
 __all__ = ["Reducer"]
@@ -66,14 +67,21 @@ class Reducer:
         self._named = list(named)
         if bucket_mb is None and (not rule.tunable or self._groups.numbers(self._named)):
             bucket_mb = FIRST
-        layout = functools.partial(layout_of, self._named)
-        self._tuning = Tuning(bucket_mb, layout, self._add_up_times, chosen=functools.partial(note, context))
+        self._ready = Readiness()
+        self._sums = Sums(context, rule.process_set, number)
+        self._tuning = Tuning(
+            bucket_mb,
+            lambda size: layout_of(self._ready.sort(self._named), size),
+            functools.partial(self._sums.add_up, "tuning"),
+            chosen=functools.partial(note, context),
+        )
         self._layouts: dict[tuple[Any, ...], list[Bucket]] = {}
         self._buckets: list[Bucket] = []
         self._places: dict[int, Place] = {}
         self._hooks: dict[int, Any] = {}
         self._lock = threading.RLock()  # backward runs one thread per device
         self._open = False
+        self._held = False  # until the order is known, nothing is sent before the end of backward
         self._cycle = 0
         self.task = -1
         self._ends: list[weakref.ref[End]] = []
@@ -83,7 +91,7 @@ class Reducer:
         self._joined: float | torch.Tensor = 0  # ranks, told by the first bucket
         self._began = 0.0  # this backward's first gradient
         self._averaged = time.time()
-        self._marks = Marks(context.presence, rank=context.world.rank)
+        self._marks = Marks(context)
         self._arrange()
 
     def add(self, named: Sequence[Named]) -> None:
@@ -97,6 +105,7 @@ class Reducer:
         for handle in self._hooks.values():
             handle.remove()
         self._hooks.clear()
+        self._ready.stop()
 
     def before_step(self) -> None:
         """Average, unless a backward of this step did."""
@@ -122,18 +131,13 @@ class Reducer:
     def mean(self, loss: float) -> float:
         """The mean of a closure's losses over the ranks that have data."""
         self.with_closure = True
-        if self._rule.size == 1:
-            return loss
-        self._context.presence.enter(f"loss {self._number} 2", self._set_id)
-        total, count = self._add_up(loss, 1.0)
-        return total / count
+        return loss if self._rule.size == 1 else self._sums.mean(loss)
 
     def before_zero(self) -> None:
         """The gradients are about to be cleared, so what was averaged does not count any more."""
         with self._lock:
             self._abandon()
-            self._settled = False
-            self._passes = 0
+            self.begin_evaluation()
 
     def prepare_to_join(self) -> None:
         """Raise GradientError if gradients of this rank would be lost."""
@@ -150,9 +154,12 @@ class Reducer:
         """Take part in an operation of the others, without data."""
         kind, *rest = what.split()
         if kind in ("loss", "tuning"):
-            self._add_up(*[0.0] * int(rest[1]))
+            self._sums.answer([0.0] * int(rest[1]))
             return
         with self._lock:
+            if kind == "order":
+                self._agree(joined=True)
+                return
             self._tuning.size = float(rest[-1])
             self._arrange()
             found = [bucket for bucket in self._buckets if bucket.label.split()[1:] == rest]
@@ -161,15 +168,15 @@ class Reducer:
                     "Ranks with data have frozen, thawed or converted parameters since this rank joined.",
                     fix="Call hora.join() on every rank before the parameters of an optimizer change.",
                 )
-            if kind == "seat":
-                self._seat(found[0])
-            else:
-                self._answer(found[0])
+            (self._seat if kind == "seat" else self._answer)(found[0])
 
     def answer_all(self) -> int:
         """Take part in a whole cycle, without being told of it; how many ranks have joined."""
         with self._lock:
             self._arrange()
+            if self._unordered:
+                self._context.presence.enter(f"order {self._number}")
+                self._agree(joined=True)
             for bucket in self._buckets:
                 self._context.presence.enter(bucket.label)
                 self._answer(bucket)
@@ -179,7 +186,7 @@ class Reducer:
         """All ranks have the same state again: that of rank ``last``, which took part in everything."""
         with self._lock:
             size = self._tuning.size if self._context.world.rank == last else 0.0
-            self._tuning.settle(*self._add_up(size))
+            self._tuning.settle(*self._sums.answer([size]))
             self._marks.clear()
             self._steps = 0
             self.before_zero()
@@ -187,21 +194,21 @@ class Reducer:
     @property
     def bucket_count(self) -> int:
         self._arrange()
-        return len(self._buckets)
+        return len(self._buckets) + self._unordered
 
     def _answer(self, bucket: Bucket) -> None:
         bucket.pack_nothing(joined=self._rule.process_set.rank())
-        self._enter(bucket)
+        patience = self._enter(bucket)
         with self._context.waiting(bucket.place, lasting=self._rule.exchanges):
-            sent = self._rule.send(bucket, self._await, timeout=self._patience(bucket))
+            sent = self._rule.send(bucket, self._sums.wait, timeout=patience)
             if sent.work is not None:
-                self._await(sent.work, bucket.marks.device)
+                self._sums.wait(sent.work, bucket.marks.device)
         self._rule.receive(bucket, sent)
         bucket.discard()
 
     def _seat(self, bucket: Bucket) -> None:
         with collective(self._context, "make room for gradients", process_set=self._rule.process_set):
-            self._rule.seat(bucket, self._await)
+            self._rule.seat(bucket, self._sums.wait)
 
     def _arrange(self) -> None:
         """Choose the buckets for what is trainable now. Ranks freeze parameters alike, so they agree."""
@@ -213,7 +220,7 @@ class Reducer:
             self._layouts = {key: value for key, value in self._layouts.items() if key[0] == size}
             named = [(name, parameter) for name, parameter in self._named if parameter.requires_grad]
             self._layouts[trainable] = assign(
-                named,
+                self._ready.sort(named),
                 bucket_mb=size,
                 groups=self._groups.numbers(named),
                 size=self._rule.size,
@@ -225,6 +232,8 @@ class Reducer:
     def _take(self, buckets: list[Bucket]) -> None:
         """Let the gradients of the trainable parameters report to these buckets."""
         self._buckets = buckets
+        if self._unordered:
+            self._ready.watch(self._named)
         for bucket in self._buckets:
             for index, parameter in enumerate(bucket.parameters):
                 place = self._places.setdefault(id(parameter), Place())
@@ -233,9 +242,25 @@ class Reducer:
                     register: Any = parameter.register_post_accumulate_grad_hook
                     self._hooks[id(parameter)] = register(gradient_hook(self, place))
 
+    def _agree(self, *, joined: bool = False) -> None:
+        """Agree with the other ranks on the order of the gradients, and put them into buckets by it."""
+        add_up = self._sums.answer if joined else functools.partial(self._sums.add_up, "order")
+        self._ready.agree(self._named, functools.partial(add_up, name="average gradients"))
+        self._layouts.clear()
+        self._buckets = []
+        self._tuning.renew()
+        self._arrange()
+        self._held = False
+
+    @property
+    def _unordered(self) -> bool:
+        return self._rule.ordered and len(self._buckets) > 1 and not self._ready.known
+
     def advance(self) -> None:
         """Send off the buckets that are complete, as far as the fixed order allows."""
         with self._lock:
+            if self._held:
+                return
             while self._open and self._next < len(self._buckets) and not self._buckets[self._next].waiting:
                 self._launch(self._buckets[self._next])
 
@@ -272,11 +297,11 @@ class Reducer:
                 "This DistributedOptimizer was made before hora.torch.shutdown().",
                 fix="Make a new optimizer after the next hora.torch.init().",
             )
-        self._check_marks(wait=False)
+        self._marks.check(step=self._steps, wait=False)
         self._arrange()
         for bucket in self._buckets:
             bucket.reset()
-        self._open, self.task, self._next = True, task, 0
+        self._open, self.task, self._next, self._held = True, task, 0, self._unordered
         self._cycle += 1
         self._ends = []
 
@@ -293,33 +318,25 @@ class Reducer:
             if self.packed is not None:
                 self.packed(bucket)
         bucket.started = time.time()
-        self._enter(bucket)
+        patience = self._enter(bucket)
         if self._rule.size > 1:
             self._context.presence.enter(bucket.label, self._set_id)
         with self._context.waiting(bucket.place, lasting=self._rule.exchanges):
-            bucket.work = self._rule.send(bucket, self._await, timeout=self._patience(bucket))
+            bucket.work = self._rule.send(bucket, self._sums.wait, timeout=patience)
         if bucket.work.work is not None:
             self._context.pending.add(bucket.work.work)
         self._next += 1
         if not nothing:
             bucket.release()  # behind the message, which is on its way by now
 
-    def _check_marks(self, *, wait: bool) -> None:
-        try:
-            self._marks.check(step=self._steps, wait=wait)
-        except GradientError as error:
-            if self._context.guard is not None:
-                self._context.guard.parted(error)
-            raise
-
-    def _enter(self, bucket: Bucket) -> None:
-        guard = self._context.guard
-        if guard is not None and self._rule.size > 1:
-            bucket.place = guard.enter_gradients(bucket, self._rule.process_set)
-
-    def _patience(self, bucket: Bucket) -> datetime.timedelta | None:
-        guard = self._context.guard
-        return None if guard is None else guard.patience(bucket, self._rule.process_set)
+    def _enter(self, bucket: Bucket) -> datetime.timedelta | None:
+        """Tell the guard that the bucket leaves; after which time the engine gives it up."""
+        guard, process_set = self._context.guard, self._rule.process_set
+        if guard is None:
+            return None
+        if self._rule.size > 1:
+            bucket.place = guard.enter_gradients(bucket, process_set)
+        return guard.patience(bucket, process_set)
 
     def end(self, cycle: int) -> None:
         """Called when a backward has made all its gradients."""
@@ -330,13 +347,15 @@ class Reducer:
             self._context.timeline.add("backward", self._began, time.time())
 
     def _finish(self) -> None:
+        if self._held:
+            self._agree()
         for bucket in self._buckets[self._next :]:
             self._launch(bucket)
         late = False
         for bucket in self._wait():
             late |= bucket.unpack()
         self._settled = True
-        self._check_marks(wait=self._context.device.type == "cpu")
+        self._marks.check(step=self._steps, wait=self._context.device.type == "cpu")
         if late:  # reentrant checkpoints can make a gradient twice in one backward
             self._start(task=-1)
             self._finish()
@@ -345,6 +364,8 @@ class Reducer:
         """Close a cycle that a failed backward left open. The other ranks still get their messages."""
         if not self._open:
             return
+        if self._held:
+            self._agree()
         for bucket in self._buckets[self._next :]:
             self._launch(bucket, nothing=True)
         for bucket in self._wait():
@@ -363,7 +384,7 @@ class Reducer:
 
     def _wait_for(self, bucket: Bucket) -> None:
         if bucket.work.work is not None:
-            self._await(bucket.work.work, bucket.marks.device)
+            self._sums.wait(bucket.work.work, bucket.marks.device)
             self._context.pending.discard(bucket.work.work)
         self._rule.receive(bucket, bucket.work)
         if bucket is self._buckets[0]:
@@ -376,24 +397,3 @@ class Reducer:
             if self._rule.process_set.process_set_id:
                 details["process_set"] = self._rule.process_set.process_set_id
             timeline.add("average gradients", bucket.started, time.time(), lane="gradients", details=details)
-
-    def _await(self, work: Any, device: torch.device) -> None:
-        self._context.presence.wait(
-            work,
-            device,
-            process_set=self._rule.process_set,
-            what="step() of a DistributedOptimizer of some ranks",
-            answered=self._set_id == 0,
-        )
-
-    def _add_up(self, *values: float) -> list[float]:
-        wire = torch.tensor(values, dtype=torch.float64, device=self._context.control)
-        with collective(self._context, "add up", [wire], process_set=self._rule.process_set):
-            work = dist.all_reduce(wire, group=self._rule.process_set.group, async_op=True)
-            self._await(work, wire.device)
-        total: list[float] = wire.tolist()
-        return total
-
-    def _add_up_times(self, values: Sequence[float]) -> list[float]:
-        self._context.presence.enter(f"tuning {self._number} {len(values)}", self._set_id)
-        return self._add_up(*values)

@@ -111,6 +111,11 @@ class Rule:
             and self.compression is Compression.none
         )
 
+    @property
+    def ordered(self) -> bool:
+        """Whether it matters in which order buckets are sent: whether they travel while backward goes on."""
+        return self.size > 1 and not self.exchanges
+
     def seats(self, bucket: Bucket) -> bool:
         """Whether the bucket, before it is sent for the first time, moves into memory of the engine."""
         if bucket.seated or self.size == 1:

@@ -65,14 +65,20 @@ class Tuning:
         self.size = FIRST if given is None else given
         self.times: dict[float, float] = {}
         self._add_up, self._chosen, self._clock = add_up, chosen, clock
-        layouts: dict[object, float] = {}
-        for size in SIZES if given is None else ():
-            layouts.setdefault(layout(size), size)
-        self._sizes = list(layouts.values())
-        self.done = len(self._sizes) < 2
+        self._given, self._layout = given, layout
         self._step = 0
+        self.renew()
         self._began = 0.0
         self._seconds: list[float] = []
+
+    def renew(self) -> None:
+        """Other sizes may differ now than did before; without effect once the trials have begun."""
+        if self._step < UNTIMED:
+            layouts: dict[object, float] = {}
+            for size in SIZES if self._given is None else ():
+                layouts.setdefault(self._layout(size), size)
+            self._sizes = list(layouts.values())
+            self.done = len(self._sizes) < 2
 
     def settle(self, size: float) -> None:
         """No more trials: this is the size."""
