@@ -79,6 +79,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="stop the job when they have waited S seconds; default: HORA_STALL_ABORT, else HORA_TIMEOUT",
     )
+    parser.add_argument(
+        "--restarts",
+        metavar="K",
+        help="start all ranks again up to K times after a failure, in the same run directory; default: 0",
+    )
     add_command(parser, "run")
 
 
@@ -117,6 +122,7 @@ def _run(arguments: argparse.Namespace) -> int:
         quiet=arguments.quiet,
         name=title if arguments.name is None else arguments.name,
         timeout=seconds("--timeout", arguments.timeout),
+        restarts=_restarts(arguments.restarts),
     )
     result = run_job(job)
     if result.exit_code:
@@ -173,6 +179,14 @@ def _guard_variables(arguments: argparse.Namespace) -> dict[str, str]:
         if value is not None:
             found[variable] = repr(value)
     return found
+
+
+def _restarts(text: str | None) -> int:
+    if text is None:
+        return 0
+    if not text.isdecimal():
+        raise LaunchError(f"--restarts {text}: that is no number of restarts.", fix="Write --restarts 3.")
+    return int(text)
 
 
 def _checkpoint_variables(arguments: argparse.Namespace) -> dict[str, str]:

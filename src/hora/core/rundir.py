@@ -6,8 +6,8 @@
       run.json          configuration, versions, world, summary
       metrics.jsonl     one JSON object per line
       verdicts.jsonl    what the guard found, one JSON object per line; absent when it found nothing
-      logs/rank-0.log   everything rank 0 printed
-      failures/         one JSON file per rank that raised
+      logs/rank-0.log   everything rank 0 printed; after a restart in logs/attempt-2/
+      failures/         one JSON file per rank that raised; after a restart in failures/attempt-2/
       events/           one file of timeline events per rank
       timeline.json     Chrome trace of all ranks; opens in Perfetto
       mlperf.log        when the workload keeps one
@@ -35,10 +35,15 @@ MINIMUM_FREE_MB = 16
 
 
 class RunDirectory:
-    """One run's directory. Make it with :meth:`create`; read it later with :meth:`open`."""
+    """One run's directory. Make it with :meth:`create`; read it later with :meth:`open`.
 
-    def __init__(self, path: Path) -> None:
+    Attributes:
+        attempt: how often the ranks have been started; the logs and failures of each start lie apart.
+    """
+
+    def __init__(self, path: Path, *, attempt: int = 1) -> None:
         self.path = path
+        self.attempt = attempt
         self.run_json = path / "run.json"
         self.metrics = path / "metrics.jsonl"
         self.verdicts = path / "verdicts.jsonl"
@@ -98,13 +103,29 @@ class RunDirectory:
             )
         return run
 
+    def again(self) -> RunDirectory:
+        """The same directory for the next start of all ranks.
+
+        Raises:
+            RunDirectoryError: it cannot be written (DiskFullError: no space).
+        """
+        following = RunDirectory(self.path, attempt=self.attempt + 1)
+        with disk_errors(self.path):
+            for place in (following.log(0), following.failure(0)):
+                place.parent.mkdir(exist_ok=True)
+        return following
+
     def log(self, rank: int) -> Path:
         """Where everything that a rank prints goes."""
-        return self.path / "logs" / f"rank-{rank}.log"
+        return self._of_attempt("logs") / f"rank-{rank}.log"
 
     def failure(self, rank: int) -> Path:
         """Where a rank writes the exception that it ends with."""
-        return self.path / "failures" / f"rank-{rank}.json"
+        return self._of_attempt("failures") / f"rank-{rank}.json"
+
+    def _of_attempt(self, folder: str) -> Path:
+        whole = self.path / folder
+        return whole if self.attempt == 1 else whole / f"attempt-{self.attempt}"
 
     def events(self, rank: int) -> Path:
         """Where a rank appends its part of the timeline."""

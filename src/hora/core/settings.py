@@ -87,6 +87,11 @@ class Settings:
         meaning="a run directory, or a directory of checkpoints, to go on from where there is no checkpoint "
         "of its own yet; it is only read",
     )
+    stop_grace: float = _setting(
+        30.0,
+        unit="s",
+        meaning="how long a job that is asked to stop may take to reach a step edge and save",
+    )
     rank: int | None = _setting(None, unit="", meaning="this worker's rank", by="launcher")
     size: int | None = _setting(None, unit="workers", meaning="workers in the job", by="launcher")
     local_rank: int | None = _setting(None, unit="", meaning="rank inside the host", by="launcher")
@@ -107,6 +112,15 @@ class Settings:
     )
     guard_board: int | None = _setting(
         None, unit="fd", meaning="memory in which ranks note what they do, for the guard", by="launcher"
+    )
+    notices: str | None = _setting(
+        None, unit="fd:inode", meaning="pipe on which ranks tell what they saved", by="launcher"
+    )
+    attempt: int | None = _setting(
+        None,
+        unit="",
+        meaning="how often `hora run --restarts` has started the ranks; first: 1",
+        by="launcher",
     )
     job: str | None = _setting(None, unit="id", meaning="marks every process of one job", by="launcher")
     horovod: bool = _setting(

@@ -165,7 +165,7 @@ class Guard:
         if self._judge is None:
             return
         with self._unharmed():
-            self._judge.ended(outcome.rank, well=outcome.code == 0 and outcome.record is None)
+            self._judge.ended(outcome.rank, well=outcome.well)
         self._soon()
         if outcome.failed:
             self._failed(outcome.rank, outcome)

@@ -1,7 +1,11 @@
-"""The pipe on which ranks say that they have failed, before they end: a rank can hang on its way out."""
+"""The pipe on which ranks say that they have failed, before they end: a rank can hang on its way out.
+
+What they tell otherwise comes there too, as a line of its own kind (see :mod:`hora.core.notices`).
+"""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,15 +25,23 @@ class News:
     Args:
         fd: the pipe's read end, non-blocking; whoever made it closes it.
         tell: called with a rank and its record when the rank says that it has failed.
+        notice: called with whatever else a rank tells.
     """
 
     def __init__(
-        self, fd: int, run: RunDirectory, loop: Loop, *, tell: Callable[[int, Mapping[str, Any]], None]
+        self,
+        fd: int,
+        run: RunDirectory,
+        loop: Loop,
+        *,
+        tell: Callable[[int, Mapping[str, Any]], None],
+        notice: Callable[[Mapping[str, Any]], None],
     ) -> None:
         self._fd = fd
         self._run = run
         self._loop = loop
         self._tell = tell
+        self._notice = notice
         self._rest = b""
         self._records: dict[int, dict[str, Any]] = {}  # of ranks whose disk could not take the file
         self._open = True
@@ -66,3 +78,9 @@ class News:
             record = self.record(int(line))
             if record is not None:
                 self._tell(int(line), record)
+        elif line.startswith('{"notice"'):
+            try:
+                told = json.loads(line)
+            except ValueError:  # any program of the job can write into the pipe
+                return
+            self._notice(told)

@@ -118,6 +118,8 @@ def line(outcome: Outcome, first: int, *, size: int, same: bool) -> str:
         if outcome.code == -signal.SIGKILL:
             return "stopped by hora (SIGKILL, it did not end on SIGTERM)"
         return "stopped by hora"
+    if outcome.suspended:
+        return "stopped at a step edge, as asked"
     if outcome.code == 0 and outcome.record is None:
         return "ended by itself with exit code 0"
     text = f"ended by itself: {how(outcome)}"

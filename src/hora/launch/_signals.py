@@ -11,7 +11,7 @@ from typing import Any
 
 __all__ = ["Signals"]
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Signals:
@@ -42,7 +42,9 @@ class Signals:
         self._wakeup_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for number in STOPPING:
             # What is ignored stays so: nohup ignores SIGHUP, and a shell SIGINT for what it runs with &.
-            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+            # And a program that calls hora.run may use SIGUSR1 for something else.
+            own = number == signal.SIGUSR1 and signal.getsignal(number) is not signal.SIG_DFL
+            if signal.getsignal(number) not in (signal.SIG_IGN, None) and not own:
                 self._before[number] = signal.signal(number, self._handle)
         if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
             # Inherited from some daemons; the kernel would throw the ranks' exit codes away.

@@ -41,9 +41,9 @@ class Starter:
         self._run = run
         # Bound and listening before any rank starts, and inherited by rank 0: nobody can take the port.
         self._store = socket.create_server((HOST, 0), backlog=max(128, 2 * job.workers))
-        self._environment = rank_environment(job) | self._shared(job_id)
         self.failures, self._failures_writer = os.pipe()
         self.status, self._status_writer = os.pipe()
+        self._environment = rank_environment(job) | self._shared(job_id)
         for fd in (self.failures, self.status):
             os.set_blocking(fd, False)
         # -W, -X and the like hold for the ranks too, as multiprocessing does it.
@@ -113,6 +113,8 @@ class Starter:
             "HORA_STORE": f"tcp://{HOST}:{self._store.getsockname()[1]}",
             "HORA_RUN_DIR": str(self._run.path),
             "HORA_JOB": job_id,
+            "HORA_ATTEMPT": str(self._run.attempt),
+            "HORA_NOTICES": f"{self._failures_writer}:{os.fstat(self._failures_writer).st_ino}",
             "WORLD_SIZE": size,
             "LOCAL_WORLD_SIZE": size,
             "GROUP_RANK": "0",

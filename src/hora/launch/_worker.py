@@ -262,6 +262,8 @@ def _record(error: BaseException, path: str, notify: int) -> None:
     if isinstance(error, KeyboardInterrupt):
         sys.excepthook = _say_nothing  # whoever sent SIGINT knows; the launcher names the signal
         return
+    if type(error).__name__ == "StopForNow":  # hora.core.notices: it was asked to, and has told so
+        return
     if isinstance(error, SystemExit) and (
         error.code is None or (isinstance(error.code, int) and error.code & 0xFF == 0)
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import platform
 import shutil
 import socket
@@ -17,9 +18,10 @@ from hora.core import trace
 from hora.core.errors import HoraError, RunDirectoryError
 from hora.core.plural import plural
 from hora.core.rundir import RunDirectory, default_path, disk_errors
+from hora.launch._attempts import Attempts
 from hora.launch.failure import Failure
 from hora.launch.job import FunctionTarget, Job, ModuleTarget, check
-from hora.launch.supervisor import Supervisor
+from hora.launch.supervisor import Ended
 
 __all__ = ["JobResult", "run_job"]
 
@@ -30,12 +32,14 @@ class JobResult:
 
     Attributes:
         exit_code: 0 when every rank ended with 0; else the first failing rank's code, 128 + N when it (or
-            the whole job) was ended by signal N, 124 after a timeout.
-        failure: the first failure, when a rank failed.
-        run: the run directory.
+            the whole job) was ended by signal N, 124 after a timeout, 75 when it was asked to stop and
+            has saved its state.
+        failure: the first failure, when a rank failed; with restarts that of the last attempt.
+        run: the run directory, of the last attempt.
         seconds: from the start of the first rank to the end of the last.
         interrupted_by: the signal that told the launcher to stop, when one did.
         message: one line about an end that is no rank's failure.
+        attempts: how often all ranks were started.
     """
 
     exit_code: int
@@ -44,6 +48,7 @@ class JobResult:
     seconds: float
     interrupted_by: int | None = None
     message: str | None = None
+    attempts: int = 1
 
 
 def run_job(job: Job, *, announce: bool = True) -> JobResult:
@@ -72,16 +77,27 @@ def run_job(job: Job, *, announce: bool = True) -> JobResult:
     if announce and not job.quiet:
         _say(f"hora: {job.workers} {plural(job.workers, 'worker')}, run directory {path}")
     began = time.monotonic()
-    supervisor = Supervisor(job, run, announce=announce)
+    attempts = Attempts(job, run)
     try:
-        ended = supervisor.run()
+        ended = attempts.start(announce=announce)
     except HoraError:
         for folder in run.path.iterdir():
             shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
         _remove_empty(missing)
         raise
+    while True:
+        again, remark = attempts.repeat(ended)
+        if not again:
+            break
+        with _told():
+            run.describe(attempts=[dataclasses.asdict(attempt) for attempt in attempts.done])
+        if announce:
+            _tell(ended, remark)
+        ended = attempts.start(announce=announce)
     seconds = time.monotonic() - began
     with _told():
+        if job.restarts:
+            run.describe(attempts=[dataclasses.asdict(attempt) for attempt in attempts.done])
         run.describe(
             ended=time.time(),
             seconds=round(seconds, 3),
@@ -89,17 +105,16 @@ def run_job(job: Job, *, announce: bool = True) -> JobResult:
             failure=ended.failure.summary if ended.failure else ended.message,
         )
         trace.merge(run)
-    if announce and ended.failure is not None:
-        _say(ended.failure.report)
-    elif announce and ended.message is not None:
-        _say(ended.message)
+    if announce:
+        _tell(ended, remark)
     return JobResult(
         exit_code=ended.exit_code,
         failure=ended.failure,
-        run=run,
+        run=attempts.run,
         seconds=seconds,
         interrupted_by=ended.interrupted_by,
         message=ended.message,
+        attempts=len(attempts.done),
     )
 
 
@@ -119,6 +134,7 @@ def _about(job: Job) -> dict[str, object]:
         "python": platform.python_version(),
         "hora": hora.__version__,
         "timeout": job.timeout,
+        "restarts": job.restarts,
     }
 
 
@@ -151,6 +167,13 @@ def _remove_empty(folders: Sequence[Path]) -> None:
             folder.rmdir()
         except OSError:  # not empty, or never made
             continue
+
+
+def _tell(ended: Ended, remark: str | None) -> None:
+    """How the ranks ended, and what is done about it."""
+    for text in (ended.failure.report if ended.failure else ended.message, remark):
+        if text is not None:
+            _say(text)
 
 
 def _say(text: str) -> None:

@@ -42,6 +42,7 @@ class Outcome:
         record: its failure file, when it left one.
         tail: its last lines on stderr.
         memory: why the out-of-memory killer ran during the job, when it did.
+        suspended: whether it told that it stops at a step edge because it was asked to, and did so.
     """
 
     rank: int
@@ -51,11 +52,17 @@ class Outcome:
     record: dict[str, Any] | None = None
     tail: Sequence[str] = ()
     memory: str | None = None
+    suspended: bool = False
+
+    @property
+    def well(self) -> bool:
+        """Ended with 0, or at a step edge because it was asked to."""
+        return (self.code == 0 and self.record is None) or self.suspended
 
     @property
     def failed(self) -> bool:
         """An exit code other than 0, or an exception, that is the rank's own doing."""
-        return (self.code != 0 or self.record is not None) and not self.stopped
+        return not self.well and not self.stopped
 
     @property
     def stopped(self) -> bool:

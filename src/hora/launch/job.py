@@ -31,6 +31,7 @@ __all__ = [
 OWNED = (
     *("HORA_RANK", "HORA_SIZE", "HORA_LOCAL_RANK", "HORA_LOCAL_SIZE", "HORA_HOST_INDEX", "HORA_HOST_COUNT"),
     *("HORA_STORE", "HORA_STORE_FD", "HORA_STATUS_FD", "HORA_RUN_DIR", "HORA_JOB"),
+    *("HORA_NOTICES", "HORA_ATTEMPT"),
     *("HORA_GUARD_FD", "HORA_GUARD_BOARD"),
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT"),
@@ -99,6 +100,7 @@ class Job:
         quiet: show nothing but failures on the console; the logs are complete all the same.
         name: what the run is called; None: the target's own name.
         timeout: seconds after which the job is stopped and counts as failed (exit code 124); None: never.
+        restarts: how often all ranks are started again after a failure.
     """
 
     target: Target
@@ -110,6 +112,7 @@ class Job:
     quiet: bool = False
     name: str | None = None
     timeout: float | None = None
+    restarts: int = 0
 
     @property
     def title(self) -> str:
@@ -135,6 +138,11 @@ def check(job: Job) -> None:
     if job.timeout is not None and not job.timeout > 0:
         raise LaunchError(
             f"timeout={job.timeout} is not a positive number of seconds.", fix="Write --timeout 3600."
+        )
+    if isinstance(job.restarts, bool) or not isinstance(job.restarts, int) or job.restarts < 0:
+        raise LaunchError(
+            f"restarts={job.restarts!r} is not a number of restarts: it takes at least 0.",
+            fix="Write for example --restarts 3.",
         )
     if job.name is not None and (
         not job.name or "/" in job.name or "\0" in job.name or job.name in (".", "..")

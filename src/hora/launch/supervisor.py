@@ -15,11 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hora.core import settings
 from hora.core.errors import LaunchError
+from hora.core.notices import EXIT_STOPPED
 from hora.core.plural import plural
 from hora.core.rundir import RunDirectory
 from hora.guard.verdict import Verdict
 from hora.launch import _tree
+from hora.launch._edges import ASKING, Edges
 from hora.launch._guard import Guard
 from hora.launch._loop import Loop
 from hora.launch._memory import MemoryWatch
@@ -28,7 +31,7 @@ from hora.launch._signals import Signals
 from hora.launch._start import Starter, show_status
 from hora.launch._streams import Streams
 from hora.launch.failure import Failure, Outcome, judge
-from hora.launch.job import Job
+from hora.launch.job import Job, rank_environment
 from hora.launch.output import Console, Log
 
 __all__ = ["Ended", "Supervisor"]
@@ -68,12 +71,14 @@ class Ended:
         failure: the first failure, if that is why it ended.
         message: one line for a job that was ended otherwise: interrupted, timed out.
         interrupted_by: the signal that ended it.
+        saved: step of the newest checkpoint that was committed; None: none was.
     """
 
     exit_code: int
     failure: Failure | None = None
     message: str | None = None
     interrupted_by: int | None = None
+    saved: int | None = None
 
 
 @dataclass(kw_only=True)
@@ -96,21 +101,28 @@ class Supervisor:
         job: what to run.
         run: where its logs go.
         announce: whether a verdict that stops the job is shown when it is found.
+        began: when the job began, ``time.monotonic()``, if not now: its ranks were started before.
     """
 
-    def __init__(self, job: Job, run: RunDirectory, *, announce: bool = True) -> None:
+    def __init__(
+        self, job: Job, run: RunDirectory, *, announce: bool = True, began: float | None = None
+    ) -> None:
         self._job = job
         self._run_directory = run
         self._announce = announce
         self._id = uuid.uuid4().hex
         self._loop = Loop()
         self._ranks: list[_Rank] = []
-        self._began = time.monotonic()
+        self._began = time.monotonic() if began is None else began
         self._complained = False
         self._timeout = self._loop.timer(self._on_timeout)
         self._stop = self._loop.timer(self._on_stop)  # SIGTERM
         self._kill = self._loop.timer(self._kill_now)  # SIGKILL
         self._redraw = self._loop.timer(self._draw)
+        self._edges = Edges()
+        self._grace = self._loop.timer(self._on_grace)  # for a step edge
+        self._grace_seconds = settings.load(rank_environment(job)).stop_grace
+        self._asked_by: int | None = None
         self._message: str | None = None
         self._waits = ""
         self._exit_code: int | None = None
@@ -162,7 +174,13 @@ class Supervisor:
         try:
             starter = Starter(self._job, self._run_directory, self._id)
             self._closing.append(starter.close)
-            self._news = News(starter.failures, self._run_directory, self._loop, tell=self._on_news)
+            self._news = News(
+                starter.failures,
+                self._run_directory,
+                self._loop,
+                tell=self._on_news,
+                notice=self._edges.notice,
+            )
             for number in range(self._job.workers):
                 self._start_rank(starter, number)
             # After the ranks, which do not wait for it; until it runs, they end by PR_SET_PDEATHSIG.
@@ -239,6 +257,7 @@ class Supervisor:
             stop_sent=rank.stop_sent,
             record=record,
             tail=rank.streams.tail(),
+            suspended=code == EXIT_STOPPED and rank.number in self._edges.stopped,
         )
         if record is not None:
             rank.streams.log.feed(1, record["traceback"].encode("utf-8", "backslashreplace"))
@@ -300,12 +319,43 @@ class Supervisor:
     # --- stopping -------------------------------------------------------------------------------
 
     def _halt_on_signal(self, number: int) -> None:
+        if number in ASKING and self._ask_to_stop(number):
+            return
         seconds = time.monotonic() - self._began
         how = {signal.SIGINT: "interrupted", signal.SIGHUP: "hung up"}.get(
             signal.Signals(number), "terminated"
         )
         self._interrupted_by = self._interrupted_by or number
         self._halt(f"hora: {how} after {seconds:.0f} s", exit_code=128 + number)
+
+    def _ask_to_stop(self, number: int) -> bool:
+        """Have the ranks save at their next step edge and stop; False where they cannot, or were asked."""
+        busy = self._exit_code is not None or self._failing or self._asked_by is not None
+        if busy or not self._edges.able(rank.number for rank in self._alive()):
+            return False
+        self._asked_by = self._interrupted_by = number
+        self._grace.at = time.monotonic() + self._grace_seconds
+        if not self._job.quiet:
+            self._console.say(
+                f"hora: {signal.Signals(number).name}: saving at the next step edge, then stopping "
+                f"(at most {self._grace_seconds:g} s; a second signal stops at once)"
+            )
+        for rank in self._alive():
+            if rank.process.poll() is None:
+                rank.process.send_signal(signal.SIGTERM)
+                rank.process.send_signal(signal.SIGCONT)
+        return True
+
+    def _on_grace(self) -> None:
+        """The ranks know, and have not stopped: SIGTERM would tell them nothing new."""
+        if self._asked_by is not None and self._exit_code is None and not self._failing:
+            name = signal.Signals(self._asked_by).name
+            self._halt(
+                f"hora: stopped by {name} without a checkpoint: the ranks did not come to a step edge and "
+                f"save within {self._grace_seconds:g} s (HORA_STOP_GRACE)",
+                exit_code=128 + self._asked_by,
+            )
+            self._kill_now()
 
     def _halt(self, message: str | None, *, exit_code: int) -> None:
         """End the job for a reason of our own. The first reason counts, and a failure is one."""
@@ -363,9 +413,22 @@ class Supervisor:
                 stopped = sum(rank.stop_sent is not None for rank in self._ranks)
                 message += f"; {stopped} {plural(stopped, 'worker')} stopped."
                 message += f"\n  {self._waits}" if self._waits else ""
-            return Ended(exit_code=self._exit_code, message=message, interrupted_by=self._interrupted_by)
+            return Ended(
+                exit_code=self._exit_code,
+                message=message,
+                interrupted_by=self._interrupted_by,
+                saved=self._edges.saved,
+            )
         reason = memory.rose()
         for outcome in outcomes:
             outcome.memory = reason
         failure = judge(outcomes, self._run_directory, verdict=self._guard.verdict)
-        return Ended(exit_code=failure.exit_code if failure else 0, failure=failure)
+        if failure is None and any(outcome.suspended for outcome in outcomes):
+            return Ended(
+                exit_code=EXIT_STOPPED,
+                message=self._edges.farewell(self._run_directory, asked_by=self._asked_by),
+                interrupted_by=self._interrupted_by,
+                saved=self._edges.saved,
+            )
+        code = failure.exit_code if failure else 0
+        return Ended(exit_code=code, failure=failure, saved=self._edges.saved)
