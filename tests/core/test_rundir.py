@@ -150,6 +150,40 @@ def test_metrics_read_back_without_a_half_written_line(tmp_path: Path) -> None:
     assert run.read_metrics() == [{"step": 1, "loss": 2.5}, {"step": 2, "loss": 2.25}]
 
 
+def test_what_lies_behind_the_step_from_which_a_run_goes_on_is_taken_out(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "a")
+    run.rewind_metrics(3)
+    assert not run.metrics.exists()
+    for step in (5, 10, 15):
+        run.append_metrics({"step": step, "loss": 1 / step})
+    with run.metrics.open("a") as file:
+        file.write('{"step": 20, "lo')
+    run.rewind_metrics(10)
+    assert run.metrics.read_text().count("\n") == 2
+    run.append_metrics({"step": 15, "loss": 0.5})
+    assert [record["step"] for record in run.read_metrics()] == [5, 10, 15]
+    before = run.metrics.stat()
+    run.rewind_metrics(15)
+    assert run.metrics.stat() == before
+    run.rewind_metrics(0)
+    assert run.read_metrics() == []
+
+
+def test_each_attempt_has_its_own_logs_and_whole_lines_of_metrics(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "a")
+    run.append_metrics({"step": 1})
+    with run.metrics.open("a") as file:
+        file.write('{"step": 2, "lo')
+    second = run.again()
+    assert (run.attempt, second.attempt) == (1, 2)
+    assert run.log(1) == tmp_path / "a" / "logs" / "rank-1.log"
+    assert second.log(1) == tmp_path / "a" / "logs" / "attempt-2" / "rank-1.log"
+    assert second.failure(0).parent.is_dir()
+    second.append_metrics({"step": 2})
+    assert second.read_metrics() == [{"step": 1}, {"step": 2}]
+    assert second.again().log(0).parent.name == "attempt-3"
+
+
 def test_default_paths_never_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(rundir.time, "strftime", lambda *_: "20260102-030405")

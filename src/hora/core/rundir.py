@@ -113,6 +113,9 @@ class RunDirectory:
         with disk_errors(self.path):
             for place in (following.log(0), following.failure(0)):
                 place.parent.mkdir(exist_ok=True)
+            if self.metrics.exists():  # a rank that was killed may have left half a line
+                with self.metrics.open("rb+") as file:
+                    file.truncate(file.read().rfind(b"\n") + 1)
         return following
 
     def log(self, rank: int) -> Path:
@@ -151,6 +154,15 @@ class RunDirectory:
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add one line to ``metrics.jsonl``, whole or not at all. Only rank 0 may call it."""
         self._append(self.metrics, json.dumps(record) + "\n")
+
+    def rewind_metrics(self, step: int) -> None:
+        """Take out of ``metrics.jsonl`` all behind the step from which a run goes on. Only rank 0 may."""
+        if not self.metrics.exists():
+            return
+        kept = [record for record in self.read_metrics() if not record.get("step", 0) > step]
+        text = "".join(json.dumps(record) + "\n" for record in kept)
+        if text != self.metrics.read_text():  # which may end in half a line, too
+            replace_text(self.metrics, text)
 
     def append_verdict(self, line: str) -> None:
         """Add one line to ``verdicts.jsonl``, whole or not at all. Only the supervisor may call it."""

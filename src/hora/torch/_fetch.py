@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +16,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from hora.core.errors import UsageError
+from hora.torch import _edge
 from hora.torch._order import sample_seed
 
 __all__ = ["Fetcher", "SampleFetcher", "TensorFetcher", "to_device"]
@@ -95,6 +99,7 @@ class SampleFetcher:
             pin_memory=pin_memory,
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
+            worker_init_fn=_outlive_signals if num_workers else None,
             # torch draws a seed for its loader processes; from here, so that the script's own random
             # numbers do not depend on how many loaders it has.
             generator=torch.Generator(),
@@ -105,7 +110,12 @@ class SampleFetcher:
 
     def fetch(self, order: NDArray[np.int64], shares: Shares, *, seed: int, epoch: int) -> Iterator[Any]:
         self._plan.set(order, shares, seed=seed, epoch=epoch)
-        return iter(self._loader)
+        batches = iter(self._loader)
+        if _edge.installed():
+            for process in getattr(batches, "_workers", ()):
+                # The rank alone ends them, and SIGTERM does not any more: see _outlive_signals.
+                process._popen.terminate = process._popen.kill
+        return batches
 
 
 class _Plan:
@@ -161,6 +171,23 @@ class _Collate:
 
     def __call__(self, samples: list[Any]) -> Any:
         return self._collate(samples) if samples else _emptied(self._collate([self._seeded.example()]))
+
+
+def _outlive_signals(_: int) -> None:
+    """Let a loader process live while its rank goes on to the next step edge, to save its state there.
+
+    Slurm sends SIGTERM and SIGUSR1 to all processes of a job, not to the ranks alone.
+    """
+    if not _edge.installed():
+        return
+    rank = os.getppid()
+
+    def heed(number: int, _: FrameType | None) -> None:
+        if os.getppid() != rank:  # nobody is left to load for
+            os._exit(128 + number)
+
+    for number in _edge.SIGNALS:
+        signal.signal(number, heed)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -65,6 +65,7 @@ class Tracker(Generic[Batch]):
         self._started = time.perf_counter()
         self._recent: collections.deque[tuple[float, int]] = collections.deque()
         self._logged: tuple[float, int] = (self._started, 0)
+        self._before = 0.0
         self.step = self._steps_before()
         self.epoch = first
         self.samples = self._done_before()
@@ -75,6 +76,7 @@ class Tracker(Generic[Batch]):
         self._started = time.perf_counter()
         self._logged = (self._started, self.samples)
         self._recent.append(self._logged)
+        self._before = self._seconds_before()
         try:
             for epoch in range(self.epoch, self._epochs):
                 self.epoch = epoch
@@ -112,7 +114,7 @@ class Tracker(Generic[Batch]):
             "kind": "train",
             "step": self.step,
             "epoch": self._fractional_epoch(),
-            "time": now - self._started,
+            "time": self._before + now - self._started,
         }
         if self.samples > before:
             record["samples_per_second"] = (self.samples - before) / max(now - since, 1e-9)
@@ -196,6 +198,14 @@ class Tracker(Generic[Batch]):
             return 0
         inside = self._own.state_dict()["position"] % self._own.samples
         return self._own.epoch * len(self._own) + -(-inside // self._own.global_batch)
+
+    def _seconds_before(self) -> float:
+        """Time of the last record that an earlier attempt of this run has left (``hora run --restarts``)."""
+        context = self._context
+        if not self._watched or context.run is None or (context.settings.attempt or 1) == 1:
+            return 0.0
+        times = [record.get("time", 0.0) for record in context.run.read_metrics()]
+        return max(times, default=0.0)
 
     def _fractional_epoch(self) -> float:
         per_epoch = self._per_epoch()
