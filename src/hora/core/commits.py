@@ -143,18 +143,9 @@ def write(folder: Path, commit: Commit) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    record: dict[str, Any] = {
-        "format": FORMAT,
-        "step": commit.step,
-        "world": commit.world,
-        "files": {name: list(entry) for name, entry in sorted(commit.files.items())},
-        "hora": commit.version,
-        "time": commit.time,
-    }
-    record["digest"] = _own_digest(record)
     draft = folder / (MARKER + ".new")
     with draft.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(record, indent=1) + "\n")
+        file.write(_text(commit))
         file.flush()
         os.fsync(file.fileno())
     sync_folder(folder)
@@ -178,15 +169,7 @@ def read(place: Place) -> Commit:
         raise DamagedError(f"it has no {MARKER}: its writing was not completed") from None
     try:
         record = json.loads(data)
-        digest = record.pop("digest")
-        whole = digest == _own_digest(record)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise DamagedError(f"its {MARKER} is torn or altered") from None
-    if not whole:
-        raise DamagedError(f"its {MARKER} is not what was written")
-    if record.get("format") != FORMAT:
-        raise DamagedError(f"its format is {record.get('format')!r}; Hora {VERSION} reads {FORMAT}")
-    try:
+        version = record["format"]
         commit = Commit(
             step=_whole(record["step"]),
             world=_whole(record["world"]),
@@ -194,8 +177,12 @@ def read(place: Place) -> Commit:
             time=float(record["time"]),
             version=str(record["hora"]),
         )
-    except (KeyError, ValueError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DamagedError(f"its {MARKER} is torn or altered") from None
+    if version != FORMAT:
+        raise DamagedError(f"its format is {version!r}; Hora {VERSION} reads {FORMAT}")
+    if data != _text(commit).encode():
+        raise DamagedError(f"its {MARKER} is not what was written")
     if commit.step != place.step:
         raise DamagedError(f"its {MARKER} is that of step {commit.step}")
     return commit
@@ -301,8 +288,18 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _own_digest(record: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+def _text(commit: Commit) -> str:
+    """The marker, its own digest included: one text for one commit, so that any other is an altered one."""
+    record: dict[str, Any] = {
+        "format": FORMAT,
+        "step": commit.step,
+        "world": commit.world,
+        "files": {name: list(entry) for name, entry in sorted(commit.files.items())},
+        "hora": commit.version,
+        "time": commit.time,
+    }
+    record["digest"] = hashlib.sha256(json.dumps(record).encode()).hexdigest()
+    return json.dumps(record, indent=1) + "\n"
 
 
 def _whole(value: Any) -> int:

@@ -141,9 +141,30 @@ def fill(state: Any, saved: Values, *, rank: int) -> Any:
     Raises:
         CheckpointError: the objects are not those that were saved.
     """
+    targets: dict[str, torch.Tensor] = {}
+    try:
+        actions, random = _actions(state, saved, targets, rank)
+    except _MALFORMED as error:
+        raise CheckpointError(
+            f"The checkpoint holds what Hora does not write ({type(error).__name__}: {error}).",
+            fix="Take one that `hora.save` has written.",
+        ) from error
+    saved.load(targets)
+    for action in actions:
+        action()
+    return random
+
+
+_MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError, RuntimeError)
+"""What comes of values that are read as they were not written."""
+
+
+def _actions(
+    state: Any, saved: Values, targets: dict[str, torch.Tensor], rank: int
+) -> tuple[list[Callable[[], Any]], Any]:
+    """What puts the values into the objects when the targets are filled; and the random streams."""
     _check_keys(state, saved.mine)
     names = _optimizers.names_of(state)
-    targets: dict[str, torch.Tensor] = {}
 
     def read(told: Mapping[str, Any]) -> torch.Tensor:
         name = own_name(told["tensor"], rank) if told["own"] else told["tensor"]
@@ -151,7 +172,7 @@ def fill(state: Any, saved: Values, *, rank: int) -> Any:
             targets[name] = saved.new(name)
         return targets[name]
 
-    actions = []
+    actions: list[Callable[[], Any]] = []
     for key, value in state.items():
         entry = saved.mine[key]
         if entry["kind"] != _kind_of(value):
@@ -170,11 +191,7 @@ def fill(state: Any, saved: Values, *, rank: int) -> Any:
             actions.append(functools.partial(value.load_state_dict, loaded))
         else:
             actions.append(functools.partial(_set, state, key, value, decode(entry["tree"], read)))
-    random = decode(saved.mine[RANDOM], read)
-    saved.load(targets)
-    for action in actions:
-        action()
-    return random
+    return actions, decode(saved.mine[RANDOM], read)
 
 
 def _set(state: Any, key: str, value: Any, new: Any) -> None:

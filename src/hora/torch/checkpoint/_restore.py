@@ -20,7 +20,7 @@ from hora.core.errors import CheckpointError
 from hora.torch._context import Context
 from hora.torch._objects import gather_objects, send_object
 from hora.torch.checkpoint import _layout
-from hora.torch.checkpoint._collect import Values, fill
+from hora.torch.checkpoint._collect import RANDOM, Values, fill
 from hora.torch.checkpoint._random import derive, set_streams
 from hora.torch.checkpoint._storage import Reader
 
@@ -122,7 +122,17 @@ def metadata_of(folder: Path, commit: Commit) -> Metadata:
 def values_of(folder: Path, rank: int) -> Mapping[str, Any]:
     """All but the tensors of a rank."""
     name = _layout.rank_files(rank)[1]
-    values: Mapping[str, Any] = json.loads((folder / name).read_bytes())
+    try:
+        values = json.loads((folder / name).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{name} of {folder} is not what Hora writes: {error}.",
+            fix="Take one that `hora.save` has written.",
+        ) from None
+    if not isinstance(values, dict) or RANDOM not in values:
+        raise CheckpointError(
+            f"{name} of {folder} is not what Hora writes.", fix="Take one that `hora.save` has written."
+        )
     return values
 
 

@@ -25,21 +25,30 @@ class Teller:
         self._episodes = 0
         self._failing = False
 
-    def __call__(self, step: int, reason: str | None) -> None:
-        if reason is None:
-            self._failing = False
-        elif not self._failing:
+    def failed(self, step: int, reason: str) -> None:
+        """A checkpoint could not be written."""
+        if not self._failing:
             self._failing = True
             self._episodes += 1
-            _tell(
-                self._context,
-                "checkpoint-failed",
-                step=step,
-                text=f"The checkpoint of step {step} could not be written: {reason}. Training goes on, "
-                "earlier checkpoints are as they were, and the next one is tried as usual.",
-                advice="Free some space there; the next run can write elsewhere by --checkpoints DIR.",
-                key=str(self._episodes),
+            self._say(
+                step,
+                f"The checkpoint of step {step} could not be written: {reason}. Training goes on, earlier "
+                "checkpoints are as they were, and the next one is tried as usual.",
+                f"written {self._episodes}",
             )
+
+    def written(self) -> None:
+        """A checkpoint was committed."""
+        self._failing = False
+
+    def left(self, step: int, reason: str) -> None:
+        """Old ones could not be removed."""
+        text = f"Step {step} is saved, but checkpoints that are not needed any more stay: {reason}."
+        self._say(step, text, "removed")
+
+    def _say(self, step: int, text: str, key: str) -> None:
+        advice = "Free some space there; the next run can write elsewhere by --checkpoints DIR."
+        _tell(self._context, "checkpoint-failed", step=step, text=text, advice=advice, key=key)
 
 
 def tell_damaged(context: Context, place: Place, reason: str) -> None:

@@ -7,14 +7,14 @@ The thread calls no collective: what the ranks have written they tell through th
 
 from __future__ import annotations
 
+import collections
 import contextlib
-import datetime
 import itertools
 import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,12 @@ from hora.torch.checkpoint._collect import collect
 from hora.torch.checkpoint._plan import Plans, copy, signature
 from hora.torch.checkpoint._save import Policy, Save
 from hora.torch.checkpoint._storage import write_file
+from hora.torch.checkpoint._tell import Teller
 
 __all__ = ["Writer"]
 
-LOOK = datetime.timedelta(seconds=1)
-"""The thread waits for the other ranks' words in the store so long at a time, and looks whether to stop."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.002, 0.2
+"""Seconds between looks for the other ranks' words in the store; the pause doubles."""
 
 LAST_WORDS = 3.0
 """Seconds that a failing rank waits until what it has copied is written: others may go on from there."""
@@ -63,18 +64,18 @@ class Writer:
     Args:
         context: of the job.
         directory: where.
-        tell: called in rank 0 with the step and why it could not be written; None: it could.
+        teller: told in rank 0 how the writing went.
 
     Attributes:
         damaged: folders with a marker that were found not to be good.
     """
 
-    def __init__(self, context: Context, directory: Path, tell: Callable[[int, str | None], None]) -> None:
+    def __init__(self, context: Context, directory: Path, teller: Teller) -> None:
         self.directory = directory
         self.damaged: set[Path] = set()
         self.context = context
         self._rank, self._size = context.world.rank, context.world.size
-        self._tell = tell
+        self._teller = teller
         self._lock: DirectoryLock | None = None
         self._plans = Plans(context)
         self._last: Save | None = None
@@ -84,6 +85,7 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._store: Any = None
+        self._spans: collections.deque[tuple[float, float]] = collections.deque()
         self._serial = next(_serials)  # equal on all ranks: they make the same writers
 
     # --- while training waits -------------------------------------------------------------------
@@ -113,6 +115,7 @@ class Writer:
                 f"step={step!r} is not a number of steps.", fix="Write save(state, step=100)."
             )
         policy.check()
+        self._show()
         collected = collect(state, rank=self._rank, device=context.device)
         if self._last is not None:
             self._last._written.wait()  # its buffer is used again
@@ -135,7 +138,7 @@ class Writer:
         if attempt == _FAILED:
             reason = "rank 0 could not make its folder" if error is None else _reason(error)
             if self._rank == 0:
-                self._tell(step, reason)
+                self._teller.failed(step, reason)
             save._ended_with(reason)
             return save
         planned = self._plans.planned(collected, tuple(line[0] for line in told))
@@ -156,17 +159,22 @@ class Writer:
         )
         return save
 
+    def _show(self) -> None:
+        """Put what the thread has done into the timeline, which is this thread's."""
+        while self._spans:
+            self.context.timeline.add("write checkpoint", *self._spans.popleft(), lane="checkpoints")
+
     def _prepare(self, step: int) -> tuple[int, Exception | None]:
         """Make the folder; its attempt, or why there is none."""
         try:
             self.lock()
-            place = commits.free_place(self.directory, step)
+            # The thread may look for folders without a marker to remove them at any moment.
+            place = self._place = commits.free_place(self.directory, step)
             place.path.mkdir()
         except CheckpointError as error:
             return _REFUSED, error
         except (RunDirectoryError, OSError) as error:
             return _FAILED, error
-        self._place = place
         return place.attempt, None
 
     def _exchange(self, numbers: list[int]) -> list[list[int]]:
@@ -198,9 +206,11 @@ class Writer:
             started = time.time()
             try:
                 self._finish(work, *self._write(work))
+            except _StoppedError:
+                work.save._ended_with("the job ended before all ranks had written")
             except Exception as error:  # noqa: BLE001 - training goes on; it is told
-                self._give_up(work, f"{type(error).__name__}: {error}")
-            self.context.timeline.add("write checkpoint", started, time.time(), lane="checkpoints")
+                self._give_up(work, _reason(error))
+            self._spans.append((started, time.time()))
 
     def _write(self, work: _Work) -> tuple[dict[str, tuple[int, str]], str | None]:
         """Write this rank's files; their sizes and digests, or why they could not be written."""
@@ -213,7 +223,7 @@ class Writer:
             files[values] = write_file(work.place.path / values, work.values)
             if self._rank == 0:
                 files[_layout.LAYOUT] = write_file(work.place.path / _layout.LAYOUT, work.layout)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - rank 0 must hear of it, and tells it
             return {}, _reason(error)
         finally:
             work.save._written.set()
@@ -252,27 +262,27 @@ class Writer:
             self._give_up(work, _reason(failed))
             return
         self._answer(work, None)
-        self._tell(work.place.step, None)
+        self._teller.written()
         self._prune(work)
 
     def _prune(self, work: _Work) -> None:
-        spare = {work.place.path} | ({self._place.path} if self._place is not None else set())
+        spare = {self._place.path} if self._place is not None and self._place != work.place else set()
         try:
             gone = commits.prune(
                 self.directory,
                 keep=work.policy.keep,
                 keep_every=work.policy.keep_every,
                 damaged=self.damaged,
-                spare=spare - {work.place.path},
+                spare=spare,
             )
             self.damaged -= {place.path for place in gone}
         except OSError as error:
-            self._tell(work.place.step, f"old checkpoints cannot be removed: {_reason(error)}")
+            self._teller.left(work.place.step, _reason(error))
 
     def _give_up(self, work: _Work, reason: str) -> None:
         """The checkpoint cannot be written: say so, and free what it has taken. Earlier ones stay."""
         if self._rank == 0:
-            self._tell(work.place.step, reason)
+            self._teller.failed(work.place.step, reason)
             with contextlib.suppress(OSError):  # the next commit removes what has no marker
                 commits.remove(work.place.path)
             with contextlib.suppress(DistError):  # the job ends
@@ -291,16 +301,14 @@ class Writer:
         return f"hora/checkpoints/{self._serial}/{work.number - back}/{what}"
 
     def _hear(self, key: str) -> bytes:
-        """What another rank says, when it has said it."""
-        while True:
-            try:
-                self._store.wait([key], LOOK)
-            except DistError as error:
-                if not _is_timeout(error) or self._stop.is_set():
-                    raise
-                continue
-            data: bytes = self._store.get(key)
-            return data
+        """What another rank says, when it has said it. A store has no event that could be waited for."""
+        pause = FIRST_PAUSE
+        while not self._store.check([key]):
+            if self._stop.wait(pause):
+                raise _StoppedError
+            pause = min(2 * pause, LONGEST_PAUSE)
+        data: bytes = self._store.get(key)
+        return data
 
     # --- the end --------------------------------------------------------------------------------
 
@@ -308,13 +316,11 @@ class Writer:
         """Finish what is being written, and let others have the directory."""
         if self._thread is not None:
             self._works.put(None)
-            if failing:
-                self._stop.set()
-                if self._last is not None:
-                    self._last._written.wait(LAST_WORDS)
-            else:
-                self._thread.join(self.context.settings.timeout)
-                self._stop.set()
+            if failing or self._rank != 0:
+                self._stop.set()  # what this rank has copied is written, and that is all
+            self._thread.join(LAST_WORDS if failing else self.context.settings.timeout)
+            self._stop.set()
+            self._show()
         if self._lock is not None:
             self._lock.release()
 
@@ -328,7 +334,7 @@ def _reason(error: Exception) -> str:
         return error.what.rstrip(".")
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error)
+    return f"{type(error).__name__}: {error}"
 
 
 def _clone(store: Any) -> Any:
@@ -336,5 +342,5 @@ def _clone(store: Any) -> Any:
     return store.clone()
 
 
-def _is_timeout(error: DistError) -> bool:
-    return "timeout" in str(error).lower() or "timed out" in str(error).lower()
+class _StoppedError(Exception):
+    """The job ends while others have not said how their writing went."""
