@@ -10,6 +10,8 @@ import dataclasses
 import itertools
 import json
 import math
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from tests.workloads.splits import first
 
 import hora.torch as hora
 from hora.core.errors import TrainingError
+from hora.core.notices import StopForNow
 from hora.core.rundir import RunDirectory
 from hora.mlperf import MLPerfLog
 from hora.workloads import calibration
@@ -257,6 +260,46 @@ def test_what_a_run_leaves(tmp_path: Path) -> None:
     assert len(shown["images"]) == 40
     assert any(image["label"] != image["predicted"] for image in shown["images"])
     assert all(0 < image["confidence"] <= 1 for image in shown["images"])
+
+
+@pytest.mark.parametrize("stop_at", [3, 25])  # in the first epoch, and in the second after an evaluation
+def test_a_training_that_was_asked_to_stop_goes_on_to_the_same_end(tmp_path: Path, stop_at: int) -> None:
+    profile = exact_profile("batch", epochs=3, target=1.0, calibration_seconds=0.0, checkpoint_every=10)
+    profile = dataclasses.replace(profile, model=tiny(), log_every=1)
+
+    def body(asked_in: int | None) -> bool:
+        training.images.load = lambda config: first(config, 320, 200)
+        counted = itertools.count(1)
+        count = training.record.Pace.count
+
+        def and_ask(self: Any, *args: Any, **options: Any) -> None:
+            if next(counted) == asked_in and hora.rank() == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            count(self, *args, **options)
+
+        training.record.Pace.count = and_ask
+        try:
+            training.run(profile)
+        except StopForNow:
+            return True
+        return False
+
+    assert run_ranks(2, body, None, run_dir=tmp_path / "whole") == [False, False]
+    assert run_ranks(2, body, stop_at, run_dir=tmp_path / "first") == [True, True]
+    rest = {"run_dir": tmp_path / "rest", "resume": tmp_path / "first"}
+    assert run_ranks(2, body, None, **rest) == [False, False]
+
+    whole, head, tail = (RunDirectory.open(tmp_path / name) for name in ("whole", "first", "rest"))
+    kept = ("kind", "step", "loss", "lr", "accuracy")
+    told = [
+        [[record.get(key) for key in kept] for record in run.read_metrics()] for run in (whole, head, tail)
+    ]
+    assert told[1] + told[2] == told[0]  # to the last bit
+    assert told[2][0][1] == stop_at + 2  # one step edge after the one at which the signal was seen
+    ends = [run.about()["summary"] for run in (whole, tail)]
+    for key in ("accuracy", "reached", "epochs", "steps"):
+        assert ends[0][key] == ends[1][key]
+    assert ends[1]["time_to_train"] > 0
 
 
 def test_precision_is_detected_not_assumed(monkeypatch: pytest.MonkeyPatch) -> None:

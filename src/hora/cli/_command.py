@@ -1,4 +1,4 @@
-"""What ``hora run`` and ``hora verify`` share: the command behind the flags, and the values of the flags."""
+"""What ``hora run``, ``hora train`` and ``hora verify`` share: flags, their values, the command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,18 @@ from hora.core.errors import LaunchError
 if TYPE_CHECKING:
     from hora.launch import Target
 
-__all__ = ["add_command", "command_of", "environment_of", "path", "seconds", "target_of", "workers"]
+__all__ = [
+    "add_command",
+    "add_survival",
+    "checkpoint_variables",
+    "command_of",
+    "environment_of",
+    "path",
+    "restarts",
+    "seconds",
+    "target_of",
+    "workers",
+]
 
 
 def add_command(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -104,3 +115,47 @@ def seconds(flag: str, text: str | None) -> float | None:
         raise LaunchError(
             f"{flag} {text}: that is not a number of seconds.", fix=f"Write {flag} 3600."
         ) from None
+
+
+def add_survival(parser: argparse.ArgumentParser) -> None:
+    """The flags about checkpoints, and about starting again."""
+    parser.add_argument(
+        "--checkpoints",
+        metavar="DIR",
+        help="directory of checkpoints, kept over runs; default: HORA_CHECKPOINTS, else in the run directory",
+    )
+    parser.add_argument(
+        "--resume",
+        metavar="RUN",
+        help="where there is no checkpoint yet, go on from those of this run, or in this directory",
+    )
+    parser.add_argument(
+        "--restarts",
+        metavar="K",
+        help="start all workers again up to K times after a failure, in the same run directory; default: 0",
+    )
+
+
+def restarts(text: str | None) -> int:
+    """The number given by ``--restarts``; 0 where it was left out."""
+    if text is None:
+        return 0
+    if not text.isdecimal():
+        raise LaunchError(f"--restarts {text}: that is no number of restarts.", fix="Write --restarts 3.")
+    return int(text)
+
+
+def checkpoint_variables(arguments: argparse.Namespace) -> dict[str, str]:
+    """Where checkpoints are, for the ranks; absolute, as a rank may change its folder."""
+    found = {}
+    if arguments.checkpoints is not None:
+        found["HORA_CHECKPOINTS"] = str(path(arguments.checkpoints, "--checkpoints").absolute())
+    if arguments.resume is not None:
+        resume = path(arguments.resume, "--resume").absolute()
+        if not resume.is_dir():
+            raise LaunchError(
+                f"--resume {arguments.resume}: there is no such directory.",
+                fix="Give the run directory that a run printed at its start, or a directory of checkpoints.",
+            )
+        found["HORA_RESUME"] = str(resume)
+    return found

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from hora.cli._command import (
     add_command,
+    add_survival,
+    checkpoint_variables,
     command_of,
     environment_of,
     path,
+    restarts,
     seconds,
     target_of,
     workers,
@@ -40,16 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="run a Horovod script unchanged: `import horovod.torch` gives Hora",
     )
     parser.add_argument("--run-dir", metavar="D", help="run directory to make; default: runs/NAME-DATE-TIME")
-    parser.add_argument(
-        "--checkpoints",
-        metavar="DIR",
-        help="directory of checkpoints, kept over runs; default: HORA_CHECKPOINTS, else in the run directory",
-    )
-    parser.add_argument(
-        "--resume",
-        metavar="RUN",
-        help="where there is no checkpoint yet, go on from those of this run, or in this directory",
-    )
+    add_survival(parser)
     parser.add_argument("--name", help="name of the run; default: the name of the script")
     parser.add_argument(
         "--output-rank-prefix",
@@ -79,11 +73,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="stop the job when they have waited S seconds; default: HORA_STALL_ABORT, else HORA_TIMEOUT",
     )
-    parser.add_argument(
-        "--restarts",
-        metavar="K",
-        help="start all ranks again up to K times after a failure, in the same run directory; default: 0",
-    )
     add_command(parser, "run")
 
 
@@ -102,7 +91,7 @@ def _run(arguments: argparse.Namespace) -> int:
     command = command_of(arguments, "run")
     name, *rest = command
     target = target_of(arguments, name)
-    env = environment_of(arguments) | _guard_variables(arguments) | _checkpoint_variables(arguments)
+    env = environment_of(arguments) | _guard_variables(arguments) | checkpoint_variables(arguments)
     title = None
     if arguments.horovod:
         from hora.launch import horovod
@@ -122,7 +111,7 @@ def _run(arguments: argparse.Namespace) -> int:
         quiet=arguments.quiet,
         name=title if arguments.name is None else arguments.name,
         timeout=seconds("--timeout", arguments.timeout),
-        restarts=_restarts(arguments.restarts),
+        restarts=restarts(arguments.restarts),
     )
     result = run_job(job)
     if result.exit_code:
@@ -178,30 +167,6 @@ def _guard_variables(arguments: argparse.Namespace) -> dict[str, str]:
             )
         if value is not None:
             found[variable] = repr(value)
-    return found
-
-
-def _restarts(text: str | None) -> int:
-    if text is None:
-        return 0
-    if not text.isdecimal():
-        raise LaunchError(f"--restarts {text}: that is no number of restarts.", fix="Write --restarts 3.")
-    return int(text)
-
-
-def _checkpoint_variables(arguments: argparse.Namespace) -> dict[str, str]:
-    """Where checkpoints are, for the ranks; absolute, as a rank may change its folder."""
-    found = {}
-    if arguments.checkpoints is not None:
-        found["HORA_CHECKPOINTS"] = str(path(arguments.checkpoints, "--checkpoints").absolute())
-    if arguments.resume is not None:
-        resume = path(arguments.resume, "--resume").absolute()
-        if not resume.is_dir():
-            raise LaunchError(
-                f"--resume {arguments.resume}: there is no such directory.",
-                fix="Give the run directory that a run printed at its start, or a directory of checkpoints.",
-            )
-        found["HORA_RESUME"] = str(resume)
     return found
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hora.cli._command import add_survival, checkpoint_variables, restarts
 from hora.core.errors import HoraError, MissingExtraError
 from hora.workloads.registry import WORKLOADS, default_workers
 
@@ -25,6 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
             "-n", "--workers", type=int, metavar="N", help="default: one per core, as the batch allows"
         )
         sub.add_argument("--run-dir", type=Path, metavar="D", help="default: runs/WORKLOAD-DATE-TIME")
+        add_survival(sub)
         workload.options().add(sub)
 
 
@@ -58,6 +60,8 @@ def main(arguments: argparse.Namespace) -> int:
             # HORA_RUN_DIR as the user set it; inside a rank of another job it is that job's.
             run_dir=arguments.run_dir or (chosen.run_dir if chosen.job is None else None),
             name=workload.name,
+            env=checkpoint_variables(arguments),
+            restarts=restarts(arguments.restarts),
         )
     )
     if result.exit_code:

@@ -28,7 +28,7 @@ class StopForNow(SystemExit):
         super().__init__(EXIT_STOPPED)
 
 
-def tell(kind: str, **details: int | str) -> bool:
+def tell(kind: str, **details: int) -> bool:
     """Tell the launcher; whether it could be told.
 
     Args:

@@ -22,18 +22,16 @@ class Edges:
     Attributes:
         saved: step of the newest checkpoint that was committed; None: none was.
         stopped: the step at which each rank has stopped because it was asked to.
-        where: the directory of the newest checkpoint.
     """
 
     def __init__(self) -> None:
         self.saved: int | None = None
         self.stopped: dict[int, int] = {}
-        self.where: str | None = None
         self._able: set[int] = set()
 
     def notice(self, record: Mapping[str, Any]) -> None:
         """Take in what a rank tells."""
-        rank, step, where = record.get("rank"), record.get("step"), record.get("where")
+        rank, step = record.get("rank"), record.get("step")
         if not isinstance(rank, int):
             return
         if record["notice"] == "edge":
@@ -42,7 +40,6 @@ class Edges:
             self.stopped[rank] = step if isinstance(step, int) else 0
         elif record["notice"] == "saved" and isinstance(step, int):
             self.saved = step if self.saved is None else max(self.saved, step)
-            self.where = where if isinstance(where, str) else self.where
 
     def able(self, ranks: Iterable[int]) -> bool:
         """Whether each of these ranks, and there are some, stops at a step edge when it is asked to."""

@@ -7,12 +7,14 @@ objects. :class:`Checkpoints` is both for a training loop.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hora.core.errors import CheckpointError
 from hora.torch._context import Context, required
+from hora.torch._edge import step_edge
 from hora.torch.checkpoint import _restore
 from hora.torch.checkpoint._save import Policy, Save
 from hora.torch.checkpoint._tell import Teller, tell_damaged
@@ -109,7 +111,10 @@ def restore(state: Any, *, directory: Path | str | None = None) -> int | None:
 
 
 class Checkpoints:
-    """Saves every so many steps, and restores at the start.
+    """Saves every so many steps, restores at the start, and stops when the job is asked to.
+
+    SIGTERM and SIGUSR1, which schedulers send before they take a machine away, make all ranks save at the
+    same step edge and end with exit code 75.
 
     ::
 
@@ -122,7 +127,7 @@ class Checkpoints:
 
     Args:
         state: see :func:`save`.
-        every: steps between checkpoints; None: only by :meth:`save`.
+        every: steps between checkpoints; None: only by :meth:`save`, and before a stop.
         keep: see :func:`save`.
         keep_every: see :func:`save`.
         directory: see :func:`save`.
@@ -151,27 +156,72 @@ class Checkpoints:
         self._every, self._keep, self._keep_every = every, keep, keep_every
         self._directory = directory_of(required("Checkpoints"), directory)
         self._saved: int | None = None
+        self._newest: Save | None = None
+        self._have = False  # one that was committed, or restored
 
     def restore(self) -> int | None:
         """Put the newest good checkpoint into the objects; its step, or None if there is none."""
         step = restore(self._state, directory=self._directory)
-        self.steps, self._saved = step or 0, step
+        self.steps, self._saved, self._have = step or 0, step, step is not None
+        _repeat_from(self.steps)
         return step
 
     def step(self) -> None:
-        """A step has been made: save if it is time to."""
+        """A step has been made: save if it is time to. If the job is asked to stop, save, and stop here.
+
+        Every rank calls it after each step; with ``hora.join()``, only where no rank has joined. From the
+        first call on SIGTERM and SIGUSR1 are waited for.
+
+        Raises:
+            StopForNow: a ``SystemExit`` with code 75: the job was asked to stop, and the state is saved.
+            CheckpointError: it was asked to, and neither this checkpoint nor one before could be written.
+        """
         self.steps += 1
+        edge = step_edge()
+        if edge.asked():
+            self._save_at_last()
+            edge.stop(self.steps)
         if self._every is not None and self.steps % self._every == 0:
             self.save()
 
     def save(self) -> Save:
         """Save now."""
+        self._have |= _committed(self._newest)
         self._saved = self.steps
-        return save(
+        self._newest = save(
             self._state, self.steps, directory=self._directory, keep=self._keep, keep_every=self._keep_every
         )
+        return self._newest
+
+    def _save_at_last(self) -> None:
+        before = self._newest
+        newest = self.save() if before is None or self._saved != self.steps else before
+        try:
+            newest.wait()
+        except CheckpointError:
+            if not (self._have or _committed(before)):
+                raise
+            # A verdict has told of it by now. What was saved before is what the next run goes on from.
 
 
+def _committed(save: Save | None) -> bool:
+    return save is not None and save.done and save.error is None
+
+
+def _repeat_from(step: int) -> None:
+    """After a restart (``hora run --restarts``) steps are repeated: what was logged of them goes.
+
+    Only once, when the training begins: a script may restore at its end too, such as the best checkpoint.
+    """
+    context = required("restore")
+    if (context.settings.attempt or 1) == 1 or context in _repeated:
+        return
+    _repeated.add(context)
+    if context.run is not None and context.world.rank == 0:
+        context.run.rewind_metrics(step)
+
+
+_repeated: weakref.WeakSet[Context] = weakref.WeakSet()
 _writers: dict[Path, Writer] = {}
 
 

@@ -166,10 +166,14 @@ def _actions(
     _check_keys(state, saved.mine)
     names = _optimizers.names_of(state)
 
-    def read(told: Mapping[str, Any]) -> torch.Tensor:
+    def read(told: Mapping[str, Any], like: torch.Tensor | None = None) -> torch.Tensor:
         name = own_name(told["tensor"], rank) if told["own"] else told["tensor"]
         if name not in targets:
-            targets[name] = saved.new(name)
+            new = saved.new(name)
+            if like is not None and new.shape == like.shape:
+                # Fused steps go through memory, so state has to lie there as its parameter does.
+                new = torch.empty_like(like, dtype=new.dtype, device=new.device, requires_grad=False)
+            targets[name] = new
         return targets[name]
 
     actions: list[Callable[[], Any]] = []

@@ -112,7 +112,7 @@ def loaded(
     optimizer: Optimizer,
     names: Mapping[int, str],
     trees: Sequence[Mapping[str, Any]],
-    read: Callable[[Mapping[str, Any]], torch.Tensor],
+    read: Callable[..., torch.Tensor],
 ) -> dict[str, Any]:
     """What the optimizer's ``load_state_dict`` takes.
 
@@ -121,7 +121,7 @@ def loaded(
         optimizer: it.
         names: see :func:`names_of`.
         trees: what :func:`collect` gave on each rank that has something of its own.
-        read: gives a saved tensor.
+        read: gives a saved tensor, which lies in memory as the one given beside it, if one is.
 
     Raises:
         CheckpointError: the optimizer has other parameters.
@@ -139,11 +139,13 @@ def loaded(
             fix="Build the optimizer as it was when the checkpoint was written.",
         )
     index = {name: place for place, name in enumerate(name for line in own for name in line)}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Any]] = {}
     for tree in trees:
         for name, entries in tree["state"].items():
             if index[name] not in state:
-                state[index[name]] = {entry: decode(value, _line(read)) for entry, value in entries.items()}
+                line = _line(read, parameters[index[name]])
+                state[index[name]] = {entry: decode(value, line) for entry, value in entries.items()}
     groups = [
         {**decode(group["rest"], read), "params": [index[name] for name in line]}
         for group, line in zip(saved, own, strict=True)
@@ -196,12 +198,15 @@ def _parts(
     return found
 
 
-def _line(read: Callable[[Mapping[str, Any]], torch.Tensor]) -> Callable[[Mapping[str, Any]], torch.Tensor]:
-    """Reads tensors, those too that were saved as a line in the order of their memory."""
+def _line(
+    read: Callable[..., torch.Tensor], parameter: torch.Tensor
+) -> Callable[[Mapping[str, Any]], torch.Tensor]:
+    """Reads tensors of a parameter's state, those too that were saved as a line in the order of memory."""
 
     def whole(told: Mapping[str, Any]) -> torch.Tensor:
-        tensor = read(told)
-        return tensor.as_strided(told["shape"], told["stride"]) if "stride" in told else tensor
+        if "stride" not in told:
+            return read(told, None if hasattr(parameter, "full_tensor") else parameter)
+        return read(told).as_strided(told["shape"], told["stride"])
 
     return whole
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from hora.core import commits
+from hora.core import commits, notices
 from hora.core.commits import Place
 from hora.core.errors import RunDirectoryError
 from hora.guard.verdict import Verdict
@@ -37,9 +37,10 @@ class Teller:
                 f"written {self._episodes}",
             )
 
-    def written(self) -> None:
-        """A checkpoint was committed."""
+    def written(self, step: int) -> None:
+        """The checkpoint of this step was committed."""
         self._failing = False
+        notices.tell("saved", step=step)
 
     def left(self, step: int, reason: str) -> None:
         """Old ones could not be removed."""

@@ -262,7 +262,7 @@ class Writer:
             self._give_up(work, _reason(failed))
             return
         self._answer(work, None)
-        self._teller.written()
+        self._teller.written(work.place.step)
         self._prune(work)
 
     def _prune(self, work: _Work) -> None:

@@ -106,6 +106,7 @@ class Profile:
         train_on: finish the schedule although the target is reached.
         log_every: steps between two records in metrics.jsonl.
         calibration_seconds: about how long the measurement of the scaling factor may take; 0: none.
+        checkpoint_every: steps between checkpoints; None: only when the job is asked to stop.
     """
 
     name: str
@@ -122,6 +123,7 @@ class Profile:
     train_on: bool = False
     log_every: int = 5
     calibration_seconds: float = 8.0
+    checkpoint_every: int | None = None
 
     @property
     def optimizer(self) -> OptimizerConfig:

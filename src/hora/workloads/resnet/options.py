@@ -14,7 +14,7 @@ __all__ = ["add", "check", "profile", "words"]
 
 OPTIONS = (
     *("profile", "data", "seed", "epochs", "global_batch", "optimizer", "lr", "precision", "target"),
-    *("calibration", "image_size", "width"),
+    *("calibration", "image_size", "width", "checkpoint_every"),
 )
 
 
@@ -49,6 +49,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--calibration", type=float, metavar="S", help="seconds to measure the scaling factor; 0: do not"
     )
     parser.add_argument(
+        "--checkpoint-every",
+        type=int,
+        metavar="N",
+        help="steps between checkpoints; default: only when the job is asked to stop",
+    )
+    parser.add_argument(
         "--image-size", type=int, metavar="PIXELS", help="side of the images (reference profile)"
     )
     parser.add_argument(
@@ -62,7 +68,7 @@ def profile(arguments: argparse.Namespace) -> Profile:
     Raises:
         UsageError: a value out of its range.
     """
-    for name in ("epochs", "global_batch", "image_size", "width"):
+    for name in ("epochs", "global_batch", "image_size", "width", "checkpoint_every"):
         _check(name, getattr(arguments, name), low=1)
     _check("seed", arguments.seed, low=0, high=2**63 - 1)
     _check("target", arguments.target, low=0.0, high=1.0)
@@ -79,7 +85,7 @@ def profile(arguments: argparse.Namespace) -> Profile:
         model = dataclasses.replace(model, stem_width=arguments.width, widths=widths)
     changed = {
         name: value
-        for name in ("seed", "epochs", "global_batch", "precision", "target")
+        for name in ("seed", "epochs", "global_batch", "precision", "target", "checkpoint_every")
         if (value := getattr(arguments, name)) is not None
     }
     return dataclasses.replace(

@@ -22,6 +22,7 @@ from hora.workloads.resnet import options, record
 from hora.workloads.resnet.config import Profile
 from hora.workloads.resnet.data import Data
 from hora.workloads.resnet.learner import Learner
+from hora.workloads.resnet.past import Past, checkpoints
 
 __all__ = ["Outcome", "main", "run", "train"]
 
@@ -78,15 +79,18 @@ def run(profile: Profile) -> Outcome:
 
 
 def train(learner: Learner, data: Data, log: MLPerfLog, *, started: float) -> Outcome:
-    """Train until an evaluation reaches the target, or for all epochs; evaluates after every epoch."""
+    """Train until an evaluation reaches the target, or for all epochs; evaluates after every epoch.
+
+    Where the run directory, or the one of ``--resume``, has a checkpoint, the training goes on from there.
+    """
     profile = learner.profile
     batches = hora.data_loader(indices(data.train), global_batch=profile.global_batch, seed=profile.seed)
     test = hora.data_loader(indices(data.test), global_batch=profile.eval_batch, shuffle=False, tail="uneven")
     record.hyperparameters(profile, log, train=len(data.train), test=len(data.test), steps=len(batches))
+    past = Past(started)
+    saved = checkpoints(learner, batches, past)
     progress = hora.track(batches, epochs=profile.epochs)
     pace = record.Pace(profile.log_every)
-    evaluating = accuracy = 0.0
-    reached_at: float | None = None
     for (samples,) in progress:
         first, last = (progress.step - 1) % len(batches) == 0, progress.step % len(batches) == 0
         if first:
@@ -103,32 +107,34 @@ def train(learner: Learner, data: Data, log: MLPerfLog, *, started: float) -> Ou
             log.stop("epoch_stop", epoch_num=progress.epoch + 1)
             before = time.perf_counter()
             log.start("eval_start", epoch_num=progress.epoch + 1)
-            test_loss, accuracy = learner.evaluate(data.test, test)
-            log.event("eval_accuracy", accuracy, epoch_num=progress.epoch + 1)
+            test_loss, past.accuracy = learner.evaluate(data.test, test)
+            log.event("eval_accuracy", past.accuracy, epoch_num=progress.epoch + 1)
             log.stop("eval_stop", epoch_num=progress.epoch + 1)
-            progress.log(kind="eval", loss=test_loss, accuracy=accuracy)
+            progress.log(kind="eval", loss=test_loss, accuracy=past.accuracy)
             pace.restart()
-            evaluating += time.perf_counter() - before
-            if accuracy >= profile.target and reached_at is None:
-                reached_at = time.perf_counter() - started
+            past.evaluating += time.perf_counter() - before
+            if past.accuracy >= profile.target and past.reached_at is None:
+                past.reached_at = past.seconds
                 log.stop("run_stop", status="success")
                 log.close()  # training on belongs to no MLPerf run
                 progress.note(
                     f"target reached after epoch {progress.epoch + 1}: "
-                    f"accuracy {accuracy:.4f}, target {profile.target}"
+                    f"accuracy {past.accuracy:.4f}, target {profile.target}"
                 )
                 if not profile.train_on:
                     break
-    seconds = time.perf_counter() - started
-    if reached_at is None:
+        if saved is not None:
+            saved.step()
+    seconds = past.seconds
+    if past.reached_at is None:
         log.stop("run_stop", status="aborted")
     return Outcome(
-        reached=reached_at is not None,
-        accuracy=accuracy,
-        epochs=progress.epoch + 1,
+        reached=past.reached_at is not None,
+        accuracy=past.accuracy,
+        epochs=min(progress.epoch + 1, profile.epochs),  # none is left where a finished training is resumed
         steps=progress.step,
-        time_to_train=seconds if reached_at is None else reached_at,
-        samples_per_second=progress.step * profile.global_batch / (seconds - evaluating),
+        time_to_train=seconds if past.reached_at is None else past.reached_at,
+        samples_per_second=progress.step * profile.global_batch / (seconds - past.evaluating),
     )
 
 
