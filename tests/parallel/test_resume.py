@@ -191,6 +191,30 @@ def test_with_a_sharded_optimizer(tmp_path: Path, before: Any, after: Any) -> No
     compare([*first, *rest], whole, tolerance=1e-9)
 
 
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (1, 2), (3, 1)])
+def test_random_streams_on_another_number_of_workers(tmp_path: Path, before: int, after: int) -> None:
+    """What the script seeds alike stays alike; what it seeds by rank stays different."""
+
+    def body(resumed: bool) -> tuple[float, float, float, float]:
+        torch.manual_seed(hora.rank())
+        np.random.seed(5)
+        random.seed(6)
+        checkpoints = hora.Checkpoints({"step": 1}, directory=tmp_path)
+        if resumed:
+            assert checkpoints.restore() == 0
+        else:
+            np.random.rand(3), random.random()
+            checkpoints.save().wait()
+        return torch.rand(()).item(), np.random.rand(), random.random(), torch.rand(()).item()
+
+    first, rest = run_ranks(before, body, False), run_ranks(after, body, True)
+    assert run_ranks(after, body, True) == rest  # a function of the checkpoint, and of nothing else
+    assert {draws[1:3] for draws in rest} == {first[0][1:3]}
+    assert len({draws[0] for draws in rest}) == after
+    if after > 1:
+        assert not {draws[0] for draws in rest} & {draws[0] for draws in first}
+
+
 def test_state_lies_in_memory_as_its_parameter_does(tmp_path: Path) -> None:
     """Fused steps go through memory: momentum in another order would go to the wrong weights."""
 

@@ -85,7 +85,11 @@ def test_on_another_number_of_workers_streams_are_new_and_differ(tmp_path: Path)
     run_ranks(2, saved, tmp_path)
 
     def drawn() -> tuple[float, float, float]:
-        hora.restore(Training().state, directory=tmp_path)
+        training = Training()
+        torch.manual_seed(hora.rank())  # as a script does whose ranks draw for themselves
+        numpy.random.seed(hora.rank())
+        random.seed(hora.rank())
+        hora.restore(training.state, directory=tmp_path)
         return torch.rand(()).item(), float(numpy.random.rand()), random.random()
 
     first, again = run_ranks(3, drawn), run_ranks(3, drawn)

@@ -21,7 +21,7 @@ from hora.torch._context import Context
 from hora.torch._objects import gather_objects, send_object
 from hora.torch.checkpoint import _layout
 from hora.torch.checkpoint._collect import RANDOM, Values, fill
-from hora.torch.checkpoint._random import derive, set_streams
+from hora.torch.checkpoint._random import derive, digests, set_streams
 from hora.torch.checkpoint._storage import Reader
 
 __all__ = ["Found", "metadata_of", "newest", "put_back", "values_of"]
@@ -99,11 +99,13 @@ def put_back(state: Any, place: Place, commit: Commit, context: Context) -> None
         load=lambda targets: load(place.path, metadata, targets),
         new=lambda name: empty(metadata, name),
     )
+    told = [] if same else gather_objects(digests(context.device), context)
     random = fill(state, saved, rank=own)
     if same:
         set_streams(random, context.device)
     else:
-        derive(random, step=place.step, rank=rank)
+        alike = [len(set(kind)) == 1 for kind in zip(*told, strict=True)]
+        derive(random, context.device, step=place.step, rank=rank, alike=alike)
 
 
 def metadata_of(folder: Path, commit: Commit) -> Metadata:
