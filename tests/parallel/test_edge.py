@@ -100,6 +100,19 @@ def test_a_child_that_was_forked_ends_by_sigterm_as_ever() -> None:
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
 
 
+@ranks(1)
+def test_a_second_signal_ends_a_rank_without_a_launcher_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    died: list[int] = []
+    monkeypatch.setattr(_edge, "_die", died.append)
+    step_edge()
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)  # the same request: a scheduler's, and the launcher's
+    assert died == []
+    monkeypatch.setattr(_edge, "ONE_REQUEST", 0.0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert died == [signal.SIGTERM]
+
+
 @ranks(2)
 def test_stopping_is_an_exit_with_75() -> None:
     with pytest.raises(StopForNow) as stopped:
