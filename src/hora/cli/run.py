@@ -20,8 +20,8 @@ from hora.cli._command import (
     restarts,
     seconds,
     target_of,
-    workers,
 )
+from hora.cli._elastic_flags import how_many
 from hora.core.errors import HoraError, LaunchError
 
 if TYPE_CHECKING:
@@ -35,7 +35,11 @@ with more of a timeline its picture is: nobody shall wait for the end of a run."
 def configure(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb; those behind the script are the script's own."""
     parser.add_argument(
-        "-n", "-np", "--workers", default="1", metavar="N", help="number of workers; default: 1"
+        "-n",
+        "-np",
+        "--workers",
+        metavar="N",
+        help="number of workers; default: 1, or with --max-workers as many as that",
     )
     parser.add_argument(
         "--horovod",
@@ -73,6 +77,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="stop the job when they have waited S seconds; default: HORA_STALL_ABORT, else HORA_TIMEOUT",
     )
+    elastic = parser.add_argument_group("elastic jobs, whose workers may come and go")
+    elastic.add_argument(
+        "--min-workers", metavar="N", help="go on without workers that failed, while there are so many"
+    )
+    elastic.add_argument("--max-workers", metavar="N", help="take in new workers, up to so many; default: -n")
+    elastic.add_argument(
+        "--hosts-from",
+        metavar="PROGRAM",
+        help="asked each second for lines HOST:SLOTS; this host only, for now",
+    )
+    elastic.add_argument(
+        "--elastic-timeout", metavar="S", help="wait so long for --min-workers workers; default: 600"
+    )
+    elastic.add_argument(
+        "--reset-limit", metavar="N", help="give up when workers have been lost more often; default: never"
+    )
+    elastic.add_argument(
+        "--cooldown",
+        nargs=2,
+        metavar=("MIN", "MAX"),
+        help="seconds for which a host that keeps failing gets no workers; default: 1 60",
+    )
     add_command(parser, "run")
 
 
@@ -101,10 +127,12 @@ def _run(arguments: argparse.Namespace) -> int:
         env |= horovod.environment({**os.environ, **env})
         if not arguments.module and not name.endswith(".py") and not Path(name).exists():
             target, rest, title = horovod.target(command)
+    count, elastic = how_many(arguments)
     job = Job(
         target=target,
         arguments=rest,
-        workers=workers(arguments.workers),
+        workers=count,
+        elastic=elastic,
         env=env,
         run_dir=_run_dir_setting() if arguments.run_dir is None else path(arguments.run_dir),
         prefix=arguments.output_rank_prefix,

@@ -9,6 +9,7 @@ HoraError
 │   └── GlobalBatchError          a global batch that does not fit the workers or the data set
 ├── SettingError                  a HORA_* variable or flag with a wrong value
 ├── WorldError                    partial or contradictory launch variables (RANK, SLURM_PROCID, ...)
+├── WorldChangedError             an elastic job gets another set of workers
 ├── DataError                     a data path that is missing, truncated or of the wrong shape
 ├── TrainingError                 a training that cannot go on: its loss is not finite
 ├── RunDirectoryError             a run directory that is occupied, unwritable or unreadable
@@ -48,6 +49,7 @@ __all__ = [
     "UsageError",
     "VerdictError",
     "VerifyError",
+    "WorldChangedError",
     "WorldError",
 ]
 
@@ -117,6 +119,10 @@ class SettingError(HoraError, ValueError):
 
 class WorldError(HoraError):
     """The launch variables are partial or contradict each other."""
+
+
+class WorldChangedError(HoraError):
+    """An elastic job gets another set of workers; ``hora.elastic.run`` handles it."""
 
 
 class DataError(HoraError):

@@ -6,6 +6,7 @@
       run.json          configuration, versions, world, summary
       metrics.jsonl     one JSON object per line
       verdicts.jsonl    what the guard found, one JSON object per line; absent when it found nothing
+      worlds.jsonl      of an elastic job: which workers took part, one JSON object per world
       logs/rank-0.log   everything rank 0 printed; after a restart in logs/attempt-2/
       failures/         one JSON file per rank that raised; after a restart in failures/attempt-2/
       events/           one file of timeline events per rank
@@ -47,6 +48,7 @@ class RunDirectory:
         self.run_json = path / "run.json"
         self.metrics = path / "metrics.jsonl"
         self.verdicts = path / "verdicts.jsonl"
+        self.worlds = path / "worlds.jsonl"
         self.timeline = path / "timeline.json"
         self.mlperf_log = path / "mlperf.log"
         self.report = path / "report.html"
@@ -167,6 +169,10 @@ class RunDirectory:
     def append_verdict(self, line: str) -> None:
         """Add one line to ``verdicts.jsonl``, whole or not at all. Only the supervisor may call it."""
         self._append(self.verdicts, line)
+
+    def append_world(self, record: Mapping[str, Any]) -> None:
+        """Add one line to ``worlds.jsonl``, whole or not at all. Only the supervisor may call it."""
+        self._append(self.worlds, json.dumps(record) + "\n")
 
     def replace_verdict(self, old: str, new: str) -> None:
         """Take out a line of ``verdicts.jsonl`` and add another, in one atomic replacement."""

@@ -122,6 +122,12 @@ class Settings:
         meaning="how often `hora run --restarts` has started the ranks; first: 1",
         by="launcher",
     )
+    elastic_fd: int | None = _setting(
+        None, unit="fd", meaning="socket to the supervisor of an elastic job", by="launcher"
+    )
+    worker: int | None = _setting(
+        None, unit="", meaning="lasting number of this worker in an elastic job", by="launcher"
+    )
     job: str | None = _setting(None, unit="id", meaning="marks every process of one job", by="launcher")
     horovod: bool = _setting(
         False, unit="", meaning="whether `import horovod` gives Hora (`hora run --horovod`)", by="launcher"

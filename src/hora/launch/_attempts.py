@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hora.core.plural import plural
 from hora.core.rundir import RunDirectory
+from hora.launch._elastic import ElasticSupervisor
 from hora.launch.job import Job
 from hora.launch.supervisor import Ended, Supervisor
 
@@ -56,7 +57,8 @@ class Attempts:
     def start(self, *, announce: bool) -> Ended:
         """Start all ranks, and wait for their end."""
         began = time.time()
-        ended = Supervisor(self._job, self.run, announce=announce, began=self._began).run()
+        kind = Supervisor if self._job.elastic is None else ElasticSupervisor
+        ended = kind(self._job, self.run, announce=announce, began=self._began).run()
         self.done.append(
             Attempt(
                 number=self.run.attempt,

@@ -65,6 +65,7 @@ class Guard:
         say: shows a text on the console.
         alarmed: called with a verdict that stops the job, when the ranks have been told.
         announce: whether a verdict that stops the job is shown; it is in the job's result in any case.
+        averted: asked about a verdict that would stop the job; True when that is taken care of otherwise.
 
     Attributes:
         verdict: the one that stopped the job.
@@ -79,7 +80,9 @@ class Guard:
         say: Callable[[str], None],
         alarmed: Callable[[Verdict], None],
         announce: bool,
+        averted: Callable[[Verdict], bool] = lambda _: False,
     ) -> None:
+        self._averted = averted
         self.verdict: Verdict | None = None
         self._job, self._run, self._loop = job, run, loop
         self._say, self._alarmed, self._announce = say, alarmed, announce
@@ -133,6 +136,33 @@ class Guard:
         self._own_ends = self._rank_ends = None
         theirs.close()
         os.close(writer)
+        self._follow(rank, process, ours, reader=reader, writer=writer)
+
+    def admit(
+        self, rank: int, process: subprocess.Popen[bytes], *, reader: int, writer: int
+    ) -> tuple[socket.socket, int] | None:
+        """A process that runs already is this rank from now on.
+
+        Args:
+            rank: which one.
+            process: it.
+            reader: a descriptor of the pipe on which it writes its stack; the guard closes it.
+            writer: the number that the other end has there.
+
+        Returns:
+            Its end of the socket, which the caller sends and closes, and the board's descriptor; None without
+            a guard.
+        """
+        if self._judge is None:
+            os.close(reader)
+            return None
+        ours, theirs = socket.socketpair()
+        self._follow(rank, process, ours, reader=reader, writer=writer)
+        return theirs, self._board_fd
+
+    def _follow(
+        self, rank: int, process: subprocess.Popen[bytes], ours: socket.socket, *, reader: int, writer: int
+    ) -> None:
         self._processes[rank] = process
         self._stacks.add(rank, process, reader, writer=writer)
         self._links[rank] = Link(
@@ -206,6 +236,7 @@ class Guard:
         if self._board is not None:
             self._board.close()
             self._board = None
+        self._loop.drop(self._ticks, self._echoes)
 
     # --- what the judge asks for (hora.guard.judge.Desk) ----------------------------------------
 
@@ -231,7 +262,7 @@ class Guard:
             # The report at the job's end tells of a failed rank, and better: with its log.
             self._say("hora: " + verdict.paragraph.replace("\n", "\n  "))
         self._late_told |= verdict.kind == "late-rank"
-        if stop:
+        if stop and not self._averted(verdict):
             self.verdict = verdict
             alarm = {"kind": "alarm", "verdict": json.loads(verdict.line())}
             for link in self._links.values():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hora.launch._loop import Loop
@@ -56,11 +56,22 @@ class Link:
         end.setblocking(False)
         loop.watch(end.fileno(), self._read)
 
-    def send(self, record: Mapping[str, Any]) -> None:
-        """Send a record as soon as the rank takes it; lost when the rank has closed its end."""
+    def send(self, record: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """Send a record as soon as the rank takes it; lost when the rank has closed its end.
+
+        Descriptors go with it only when nothing else waits to be sent: a rank that does not read gets none,
+        and its link is given up.
+        """
         if not self._open:
             return
-        self._going += json.dumps(record).encode() + b"\n"
+        line = json.dumps(record).encode() + b"\n"
+        if descriptors:
+            try:
+                line = line[0 if self._going else socket.send_fds(self._end, [line], descriptors) :]
+            except OSError:
+                self.close()
+                return
+        self._going += line
         if len(self._going) > MOST_WAITING:
             self._wrong("does not read what the guard sends, so it hears nothing more")
             self.close()

@@ -57,6 +57,10 @@ class Loop:
         self._timers.append(timer)
         return timer
 
+    def drop(self, *timers: Timer) -> None:
+        """Forget timers."""
+        self._timers = [timer for timer in self._timers if timer not in timers]
+
     def turn(self) -> None:
         """Wait until something happens, and react to all that has."""
         times = [timer.at for timer in self._timers if timer.at is not None]
@@ -71,7 +75,7 @@ class Loop:
     def fire(self) -> None:
         """React to the timers that are due."""
         now = time.monotonic()
-        for timer in self._timers:
+        for timer in list(self._timers):
             timer.fire(now)
 
     def close(self) -> None:

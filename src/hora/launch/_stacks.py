@@ -81,6 +81,7 @@ class Stacks:
         self._came.clear()
         for rank in list(self._pipes):
             self.remove(rank)
+        self._loop.drop(self._quiet)
 
     def _hindrance(self, rank: int) -> str | None:
         """Why a rank's stack cannot be taken; None when it can."""

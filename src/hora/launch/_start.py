@@ -52,20 +52,8 @@ class Starter:
 
     def start(self, number: int, guard: Ends) -> subprocess.Popen[bytes]:
         """Start one rank, with its stdout and stderr as unbuffered, non-blocking pipes."""
-        environment = self._environment | {
-            "HORA_RANK": str(number),
-            "HORA_LOCAL_RANK": str(number),
-            "RANK": str(number),
-            "LOCAL_RANK": str(number),
-        }
-        if environment.get("HORA_HOROVOD") == "1":
-            environment |= horovod.rank_variables(number, self._job.workers)
-        environment |= guard.environment
-        inherited = [self._failures_writer, *guard.inherited]
-        if number == 0:
-            inherited += [self._store.fileno(), self._status_writer]
-            environment["HORA_STORE_FD"] = str(self._store.fileno())
-            environment["HORA_STATUS_FD"] = str(self._status_writer)
+        inherited, environment = self._of_rank(number)
+        environment = self._environment | environment | dict(guard.environment)
         process = subprocess.Popen(
             [
                 *self._python,
@@ -80,7 +68,7 @@ class Starter:
             stderr=subprocess.PIPE,
             bufsize=0,
             env=environment,
-            pass_fds=inherited,
+            pass_fds=[self._failures_writer, *inherited, *guard.inherited],
             start_new_session=True,
         )
         for pipe in (process.stdout, process.stderr):
@@ -88,6 +76,22 @@ class Starter:
                 os.set_blocking(pipe.fileno(), False)
                 _enlarge(pipe.fileno())
         return process
+
+    def _of_rank(self, number: int) -> tuple[list[int], dict[str, str]]:
+        """Descriptors and variables of one rank."""
+        environment = {
+            "HORA_RANK": str(number),
+            "HORA_LOCAL_RANK": str(number),
+            "RANK": str(number),
+            "LOCAL_RANK": str(number),
+        }
+        if self._environment.get("HORA_HOROVOD") == "1":
+            environment |= horovod.rank_variables(number, self._job.workers)
+        if number != 0:
+            return [], environment
+        environment["HORA_STORE_FD"] = str(self._store.fileno())
+        environment["HORA_STATUS_FD"] = str(self._status_writer)
+        return [self._store.fileno(), self._status_writer], environment
 
     def started(self) -> None:
         """All ranks run: give up the ends that are theirs."""

@@ -94,7 +94,7 @@ def _prepare(notify: int, stack: int) -> None:
     atexit.register(_leave)  # registered first, so that it runs last
     # A launcher started from a thread that blocks signals would otherwise hand the block on.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    ours = ("HORA_STORE_FD", "HORA_STATUS_FD", "HORA_GUARD_FD", "HORA_GUARD_BOARD")
+    ours = ("HORA_STORE_FD", "HORA_STATUS_FD", "HORA_GUARD_FD", "HORA_GUARD_BOARD", "HORA_ELASTIC_FD")
     for number in (notify, stack, *(int(os.environ[key]) for key in ours if key in os.environ)):
         if number >= 0:
             os.set_inheritable(number, False)
@@ -274,7 +274,7 @@ def _record(error: BaseException, path: str, notify: int) -> None:
     # From here on it cannot (see above).
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _failed_with = error.code & 0xFF if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
-    rank = os.environ["HORA_RANK"]
+    rank = os.environ.get("HORA_WORKER") or os.environ["HORA_RANK"]
     try:
         details = _sibling("_record").describe(error)
     except Exception as problem:  # noqa: BLE001 - the failure itself must get through whatever its parts do

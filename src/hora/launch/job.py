@@ -16,6 +16,7 @@ from hora.core import settings
 from hora.core.errors import LaunchError
 
 __all__ = [
+    "Elastic",
     "FunctionTarget",
     "Job",
     "ModuleTarget",
@@ -31,7 +32,7 @@ __all__ = [
 OWNED = (
     *("HORA_RANK", "HORA_SIZE", "HORA_LOCAL_RANK", "HORA_LOCAL_SIZE", "HORA_HOST_INDEX", "HORA_HOST_COUNT"),
     *("HORA_STORE", "HORA_STORE_FD", "HORA_STATUS_FD", "HORA_RUN_DIR", "HORA_JOB"),
-    *("HORA_NOTICES", "HORA_ATTEMPT"),
+    *("HORA_NOTICES", "HORA_ATTEMPT", "HORA_ELASTIC_FD", "HORA_WORKER"),
     *("HORA_GUARD_FD", "HORA_GUARD_BOARD"),
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT"),
@@ -87,6 +88,27 @@ Target = ScriptTarget | ModuleTarget | FunctionTarget
 
 
 @dataclass(frozen=True, kw_only=True)
+class Elastic:
+    """How the number of a job's workers may change while it runs.
+
+    Attributes:
+        least: with fewer workers it does not train.
+        most: more are not started.
+        timeout: seconds that it waits for enough workers.
+        resets: how often a world may be lost before the job is given up; None: as often as it makes progress.
+        cooldown: shortest and longest time in seconds in which a host that keeps failing gets no workers.
+        hosts_from: a program that prints one host a line, with ``:slots``; it is asked once a second.
+    """
+
+    least: int = 1
+    most: int = 1
+    timeout: float = 600.0
+    resets: int | None = None
+    cooldown: tuple[float, float] = (1.0, 60.0)
+    hosts_from: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """What the user asks to run.
 
@@ -101,6 +123,7 @@ class Job:
         name: what the run is called; None: the target's own name.
         timeout: seconds after which the job is stopped and counts as failed (exit code 124); None: never.
         restarts: how often all ranks are started again after a failure.
+        elastic: how the number of workers may change; None: when one fails, the job has failed.
     """
 
     target: Target
@@ -113,6 +136,7 @@ class Job:
     name: str | None = None
     timeout: float | None = None
     restarts: int = 0
+    elastic: Elastic | None = None
 
     @property
     def title(self) -> str:

@@ -142,22 +142,15 @@ class Supervisor:
         with Signals(self._kill_now) as signals:
             self._signals = signals
             self._console = Console(prefix=self._job.prefix, quiet=self._job.quiet, wakeup=signals.wakeup)
-            self._guard = Guard(
-                self._job,
-                self._run_directory,
-                self._loop,
-                say=self._console.say,
-                alarmed=self._on_alarm,
-                announce=self._announce,
-            )
-            self._closing.append(self._guard.close)
+            self._guard = self._make_guard()
+            self._closing.append(self._close_guard)
             if signals.wakeup is not None:
                 self._loop.watch(signals.wakeup, signals.clear)
             if self._job.timeout is not None:
                 self._timeout.at = self._began + self._job.timeout
             try:
                 self._start()
-                while any(rank.outcome is None for rank in self._ranks):
+                while self._goes_on():
                     self._loop.turn()
                     for number in signals.take():
                         self._halt_on_signal(number)
@@ -167,6 +160,26 @@ class Supervisor:
                 self._kill_now()
                 self._end()
             return self._result(memory)
+
+    def _goes_on(self) -> bool:
+        return any(rank.outcome is None for rank in self._ranks)
+
+    def _close_guard(self) -> None:
+        self._guard.close()  # the one that there is at the end
+
+    def _make_guard(self) -> Guard:
+        return self._guard_of(self._job)
+
+    def _guard_of(self, job: Job, *, averted: Callable[[Verdict], bool] = lambda _: False) -> Guard:
+        return Guard(
+            job,
+            self._run_directory,
+            self._loop,
+            say=self._console.say,
+            alarmed=self._on_alarm,
+            announce=self._announce,
+            averted=averted,
+        )
 
     # --- start ----------------------------------------------------------------------------------
 
@@ -196,7 +209,11 @@ class Supervisor:
         self._loop.watch(starter.status, lambda: self._read_status(starter.status))
 
     def _start_rank(self, starter: Starter, number: int) -> None:
-        process = starter.start(number, self._guard.ends())
+        rank = self._follow(number, starter.start(number, self._guard.ends()))
+        self._guard.started(number, rank.process)
+
+    def _follow(self, number: int, process: subprocess.Popen[bytes]) -> _Rank:
+        """A rank runs: read what it prints, and notice its end."""
         streams = Streams(
             number,
             process,
@@ -209,7 +226,6 @@ class Supervisor:
         rank = _Rank(number=number, process=process, streams=streams)
         self._ranks.append(rank)  # from here on it is stopped, whatever else fails
         streams.watch()
-        self._guard.started(number, process)
         fd = _tree.end_descriptor(process)
 
         def ended() -> None:
@@ -218,6 +234,7 @@ class Supervisor:
             self._reap(rank)
 
         self._loop.watch(fd, ended)
+        return rank
 
     def _keep_reaper(self) -> None:
         """Start the reaper, and another one should it be killed before the job has ended."""
@@ -246,11 +263,18 @@ class Supervisor:
     # --- events ---------------------------------------------------------------------------------
 
     def _reap(self, rank: _Rank) -> None:
+        outcome = self._take_outcome(rank)
+        self._guard.ended(outcome)
+        if outcome.failed:
+            # One that was told of a failure must not shorten the time of the one that failed.
+            self._on_failure(ON_ITS_WAY_OUT if outcome.told else AFTER_FAILURE)
+
+    def _take_outcome(self, rank: _Rank) -> Outcome:
         code = rank.process.wait()
         self._news.read()
         record = self._news.record(rank.number)
         rank.streams.drain()
-        rank.outcome = Outcome(
+        outcome = rank.outcome = Outcome(
             rank=rank.number,
             code=code,
             ended=time.time(),
@@ -261,10 +285,7 @@ class Supervisor:
         )
         if record is not None:
             rank.streams.log.feed(1, record["traceback"].encode("utf-8", "backslashreplace"))
-        self._guard.ended(rank.outcome)
-        if rank.outcome.failed:
-            # One that was told of a failure must not shorten the time of the one that failed.
-            self._on_failure(ON_ITS_WAY_OUT if rank.outcome.told else AFTER_FAILURE)
+        return outcome
 
     def _on_news(self, rank: int, record: Mapping[str, Any]) -> None:
         """A rank has raised. It may hang on its way out."""

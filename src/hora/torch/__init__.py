@@ -6,6 +6,9 @@ Four calls turn a training script for one worker into one for many: ``init``, ``
 
 from __future__ import annotations
 
+from hora.torch import (
+    elastic as elastic,
+)
 from hora.torch._collectives import (
     Adasum,
     Average,

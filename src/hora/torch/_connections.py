@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from hora.torch.engines import Group
 
-__all__ = ["Connections"]
+__all__ = ["Connections", "shut"]
 
 _EPOLL = "anon_inode:[eventpoll]"
 
@@ -31,15 +31,17 @@ class Connections:
 
     def __init__(self) -> None:
         self._loops: set[int] = set()
+        self._before: set[int] | None = None
         self.groups: list[weakref.ref[Group]] = []
 
     @contextlib.contextmanager
     def made(self) -> Iterator[None]:
         """A group is made while the block runs."""
-        before = _epolls()
+        self._before = before = _epolls()
         try:
             yield
         finally:
+            self._before = None
             self._loops |= _epolls() - before
 
     def close(self) -> None:
@@ -48,9 +50,10 @@ class Connections:
             group = reference()
             if group is not None:
                 group.abort()
-        for loop in self._loops:
+        before = self._before  # of a group that is being made
+        for loop in self._loops | (set() if before is None else _epolls() - before):
             for fd in _watched(loop):
-                _shut(fd)
+                shut(fd)
         if torch.cuda.is_available() and dist.is_initialized():
             backend = dist.group.WORLD._get_backend(torch.device("cuda"))  # type: ignore[union-attr]
             backend.abort()
@@ -74,7 +77,7 @@ def _watched(loop: int) -> list[int]:
     return [int(number) for number in re.findall(r"^tfd:\s*(\d+)", text, flags=re.MULTILINE)]
 
 
-def _shut(fd: int) -> None:
+def shut(fd: int) -> None:
     """Shut a connection down. A listening socket is left alone: Gloo aborts the process when that fails."""
     with contextlib.suppress(OSError):  # closed by now, or never connected
         if not stat.S_ISSOCK(os.fstat(fd).st_mode):

@@ -16,19 +16,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy
 import torch
 import torch.distributed as dist
 
-from hora.core.errors import AlreadyInitializedError, NotInitializedError, SettingError, WorldError
+from hora.core.errors import AlreadyInitializedError, NotInitializedError
 from hora.core.events import Timeline
-from hora.core.plural import plural
 from hora.core.rundir import RunDirectory
 from hora.core.settings import Settings, load
-from hora.core.version import VERSION
 from hora.core.world import World
-from hora.torch import _guard, _rendezvous
+from hora.torch import _guard, _member, _rendezvous
 from hora.torch._guard import Guard
+from hora.torch._member import Member
+from hora.torch._places import device_of, run_directory, versions
 from hora.torch._presence import Presence
 
 if TYPE_CHECKING:
@@ -75,6 +74,9 @@ class Context:
         closing: called when the context ends.
         guard: what reports to the supervisor; None without one.
         watch: what looks at the training for the guard; None without one.
+        member: this worker's part in an elastic job; None in others.
+        generation: which group of this job it is, the same number on all ranks.
+        weight: of this rank's gradients in an average: samples of its share, relative to an even one.
     """
 
     world: World
@@ -98,6 +100,9 @@ class Context:
     closing: list[Callable[[], None]] = field(default_factory=list)
     guard: Guard | None = None
     watch: Watch | None = None
+    member: Member | None = None
+    generation: int = 0
+    weight: float = 1.0
 
     def waiting(
         self, place: tuple[int, int] | None, *, lasting: bool = True
@@ -117,7 +122,6 @@ ECHO_PATIENCE = 0.5
 _NOTHING = contextlib.nullcontext()
 _current: Context | None = None
 _generation = 0
-_own_runs: set[Path] = set()
 
 
 def init(
@@ -145,7 +149,6 @@ def init(
         SettingError: ``HORA_DEVICE=cuda`` on a host without a GPU.
         RunDirectoryError: the run directory cannot be used.
     """
-    global _current, _generation
     if _current is not None:
         raise AlreadyInitializedError(
             f"hora.torch.init() was called before, at {_current.where}.",
@@ -153,20 +156,36 @@ def init(
         )
     where = _caller()
     settings = load() if settings is None else settings
+    while not _init(world, settings, process_sets, where):
+        continue  # a world of an elastic job that broke while its workers met: there is another
+
+
+def _init(
+    world: World | None,
+    settings: Settings,
+    process_sets: Sequence[ProcessSet] | Literal["dynamic"],
+    where: str,
+) -> bool:
+    global _current, _generation
     adopted = dist.is_initialized()
+    member = None if world is not None or adopted else _member.join(settings)
+    if member is not None:
+        world, settings = member.place, member.settings
     world = _rendezvous.world(world) if adopted else _rendezvous.from_launcher(world)
-    device = _device(world, settings)
-    run = _run_directory(world, settings)
+    device = device_of(world, settings)
+    run = run_directory(world, settings)
     guard = _guard.connect(settings, rank=world.rank, size=world.size)
-    with _guard.meeting(guard, world.size):
-        meeting = _rendezvous.meet(
-            world,
-            settings,
-            generation=_generation,
-            cuda=device.type == "cuda",
-        )
+    generation = _generation if member is None else member.number
+    try:
+        with _guard.meeting(guard, world.size), _member.meeting(member):
+            meeting = _rendezvous.meet(world, settings, generation=generation, cuda=device.type == "cuda")
+    except Exception:
+        if member is not None and member.is_lost():
+            return False
+        raise
     _generation += 1
-    path = run.events(world.rank) if run is not None and settings.timeline else None
+    lasting = world.rank if settings.worker is None else settings.worker
+    path = run.events(lasting) if run is not None and settings.timeline else None
     engines = _rendezvous.engines(meeting.group)
     _current = Context(
         world=meeting.world,
@@ -180,7 +199,7 @@ def init(
         peers=meeting.peers,
         presence=Presence(
             dist.distributed_c10d._get_default_store(),
-            f"hora/presence/{_generation}",
+            f"hora/presence/{generation}",
             rank=world.rank,
             size=meeting.world.size,
             timeout=settings.timeout,
@@ -192,6 +211,8 @@ def init(
         environment=meeting.environment,
         homogeneous=meeting.homogeneous,
         guard=guard,
+        member=member,
+        generation=generation,
     )
     _current.timeline.mark("init", host=platform.node())
     if guard is not None:
@@ -203,12 +224,19 @@ def init(
         _watch.start(_current)
     if run is not None and world.rank == 0:
         mode = "off" if guard is None else settings.guard
-        run.describe(world=asdict(meeting.world), versions=_versions(), engines=engines, guard=mode)
+        run.describe(world=asdict(meeting.world), versions=versions(), engines=engines, guard=mode)
     if process_sets != "dynamic":
         from hora.torch._process_sets import add_process_set  # it builds on this module
 
         for process_set in process_sets:
             add_process_set(process_set)
+    for call in after_init:
+        call(_current)
+    return True
+
+
+after_init: list[Callable[[Context], None]] = []
+"""Called at the end of each ``init()``: what outlives a world of an elastic job joins the next one."""
 
 
 def shutdown() -> None:
@@ -221,6 +249,8 @@ def shutdown() -> None:
     context, _current = _current, None
     if context is None or context.pid != os.getpid():
         return
+    if context.member is not None:
+        context.member.break_off()
     if context.guard is not None:
         context.guard.leave()
     _close_files(context)
@@ -236,6 +266,8 @@ def shutdown() -> None:
     del context.group
     context.pending.clear()
     _rendezvous.restore(context.environment)
+    if context.member is not None:
+        context.member.leave()
 
 
 def is_initialized() -> bool:
@@ -307,55 +339,6 @@ def is_homogeneous() -> bool:
 def device() -> torch.device:
     """Where this worker computes: its own GPU when there is one, else the CPU."""
     return required("device").device
-
-
-def _device(world: World, settings: Settings) -> torch.device:
-    if settings.device == "cpu":
-        return torch.device("cpu")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if count == 0:
-        if settings.device == "cuda":
-            raise SettingError(
-                "HORA_DEVICE=cuda, but PyTorch finds no GPU here.",
-                fix="Set HORA_DEVICE=cpu, or install a CUDA build of PyTorch on a host with a GPU.",
-            )
-        return torch.device("cpu")
-    if count >= world.local_size:
-        index = world.local_rank
-    elif count == 1 and "CUDA_VISIBLE_DEVICES" in os.environ:
-        index = 0  # Slurm and others show each worker its own GPU only
-    else:
-        raise WorldError(
-            f"There are {world.local_size} workers on this host, but {count} {plural(count, 'GPU')}.",
-            fix=f"Start {count} {plural(count, 'worker')} here, or set HORA_DEVICE=cpu.",
-        )
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)
-
-
-def _run_directory(world: World, settings: Settings) -> RunDirectory | None:
-    if settings.run_dir is None:
-        return None
-    path = settings.run_dir.absolute()
-    if settings.job is not None or path in _own_runs:
-        return RunDirectory.open(path)  # the launcher made it, or an earlier init() did
-    _own_runs.add(path)
-    if world.rank == 0:
-        try:
-            return RunDirectory.create(path)
-        except BaseException:
-            _own_runs.discard(path)
-            raise
-    return RunDirectory(path)  # rank 0 makes it before the ranks meet
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "hora": VERSION,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-    }
 
 
 def _close_files(context: Context) -> None:

@@ -44,6 +44,7 @@ __all__ = [
     "at",
     "collective",
     "connect",
+    "disconnect",
     "inside",
     "meeting",
     "user_frame",
@@ -272,6 +273,14 @@ def connect(settings: Settings, *, rank: int, size: int) -> Guard | None:
     guard = Guard(_reporter, Connections(), timeout=settings.timeout)
     _reporter.on_alarm[:] = [guard.connections.close]
     return guard
+
+
+def disconnect() -> None:
+    """Hang up: the next ``init()`` gets another link to the supervisor."""
+    global _reporter
+    if _reporter is not None:
+        _reporter.close()
+        _reporter = None
 
 
 @contextlib.contextmanager

@@ -89,7 +89,8 @@ def data_loader(
         )
     samples = len(fetcher)
     try:
-        _check_global_batch(global_batch, samples=samples, size=context.world.size, tail=tail)
+        uneven = tail == "uneven" or context.member is not None  # there the shares are weighted
+        _check_global_batch(global_batch, samples=samples, size=context.world.size, tail=tail, uneven=uneven)
     except GlobalBatchError as error:
         if context.watch is not None and isinstance(global_batch, int) and global_batch > samples > 0:
             context.watch.plan.refuse(error)
@@ -153,7 +154,14 @@ class Loader:
 
             loss = F.cross_entropy(model(x), y, reduction="sum") / loader.samples_per_worker
         """
-        return self._current / required("samples_per_worker").world.size
+        context = required("samples_per_worker")
+        context.weight = 1.0  # whoever divides by this has weighted the ranks
+        return self._current / context.world.size
+
+    @property
+    def samples_now(self) -> int:
+        """Samples of the current global batch, over all workers."""
+        return self._current
 
     @property
     def samples_per_epoch(self) -> int:
@@ -204,15 +212,15 @@ class Loader:
         self._serial += 1
 
     def _batches(self, serial: int, rank: int, size: int, device: torch.device) -> Iterator[Any]:
-        timeline = required("data_loader").timeline
+        context = required("data_loader")
+        timeline = context.timeline
         epoch, steps = self._epoch, self._steps(self._consumed)
         order = epoch_order(self.samples, seed=self._seed, epoch=epoch, shuffle=self._shuffle)
         shares = [share(step.start, step.stop, rank=rank, size=size) for step in steps]
         batches = self._fetcher.fetch(order, shares, seed=self._seed, epoch=epoch)
-        watch = required("data_loader").watch
-        if watch is not None:
-            batches = watch.loading_from(batches)
-        for step in steps:
+        if context.watch is not None:
+            batches = context.watch.loading_from(batches)
+        for step, own in zip(steps, shares, strict=True):
             if serial != self._serial:
                 raise UsageError(
                     "This iterator of a data loader is stale: iter() or load_state_dict() came after it.",
@@ -223,10 +231,13 @@ class Loader:
             ready = time.time()
             timeline.add("wait for data", start, ready, lane="data")
             self._current = step.stop - step.start
+            if self._tail != "uneven":
+                context.weight = (own[1] - own[0]) * size / self._current
             self._consumed, self._inside = step.consumed, True
             yield batch
             timeline.add("step", ready, time.time(), lane="steps")
         self._inside = False
+        context.weight = 1.0
 
     def _steps(self, consumed: int) -> list[_Step]:
         """The global batches from position ``consumed`` to the epoch's end."""
@@ -259,7 +270,7 @@ def _check_dataset(dataset: object, tail: str) -> None:
         )
 
 
-def _check_global_batch(global_batch: int, *, samples: int, size: int, tail: str) -> None:
+def _check_global_batch(global_batch: int, *, samples: int, size: int, tail: str, uneven: bool) -> None:
     workers = f"{size} {plural(size, 'worker')}"
     held = f"{samples} {plural(samples, 'sample')}"
     if isinstance(global_batch, bool) or not isinstance(global_batch, int) or global_batch < 1:
@@ -276,7 +287,7 @@ def _check_global_batch(global_batch: int, *, samples: int, size: int, tail: str
             f"The data set has {held}, fewer than the {workers}.",
             fix=f"Start at most {samples} {plural(samples, 'worker')}: hora run -n {samples} ...",
         )
-    if global_batch % size and tail != "uneven":
+    if global_batch % size and not uneven:
         below, above = global_batch // size * size, (global_batch // size + 1) * size
         choice = f"{below} or {above}" if below else f"{above}"
         raise GlobalBatchError(

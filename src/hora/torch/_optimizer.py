@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -15,9 +13,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from hora.core.errors import GradientError
 from hora.torch._adasum import check_adasum
 from hora.torch._agree import require_same
-from hora.torch._changes import LocalSteps
+from hora.torch._attachment import Attachment
 from hora.torch._compression import Compression, Compressor
-from hora.torch._context import Context, required
+from hora.torch._context import required
 from hora.torch._groups import Groups
 from hora.torch._names import (
     NamedParameters,
@@ -29,15 +27,12 @@ from hora.torch._names import (
     place_of,
 )
 from hora.torch._process_sets import ProcessSet, global_process_set, member_set
-from hora.torch._reducer import Reducer
 from hora.torch._request import ReduceOp
 from hora.torch._rules import GradientCompression, Rule
-from hora.torch._tuning import FIRST
 from hora.torch.shard._elementwise import scalar_keys
 from hora.torch.shard._fully import spread_fully
 from hora.torch.shard._methods import SpreadState
 from hora.torch.shard._rule import ShardRule
-from hora.torch.shard._shards import Shards
 
 __all__ = ["DistributedOptimizer"]
 
@@ -159,7 +154,8 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's name, and its order
             error=GradientError,
             process_set=process_set,
         )
-    attachment = _Attachment(
+    plain = type(optimizer)
+    attachment = Attachment(
         optimizer,
         context,
         named,
@@ -168,86 +164,19 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's name, and its order
         groups=chosen,
         scalars=scalars,
         fully=shard == "all" and context.world.size > 1,
+        module=named_parameters,
     )
-    distributed: Any = _distributed_class(type(optimizer))
+    distributed: Any = _distributed_class(plain)
     optimizer.__class__ = distributed
     vars(optimizer)["_hora"] = attachment
-    if context.watch is not None:
-        context.watch.distributed(optimizer, named, named_parameters, rule, attachment.reducer)
+    attachment.watch(optimizer)
     return optimizer
-
-
-class _Attachment:
-    """What is added to one optimizer.
-
-    Attributes:
-        number: of the optimizer, among those that work over all ranks; None for others.
-        optimizer: weak reference to it.
-        fully: whether torch's ``fully_shard`` averages the gradients.
-        shards: the ranks' shares of the optimizer, if it is sharded.
-    """
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        context: Context,
-        named: list[tuple[str, torch.Tensor]],
-        *,
-        bucket_mb: float | None,
-        rule: Rule,
-        groups: Groups,
-        scalars: set[str] | None,
-        fully: bool,
-    ) -> None:
-        self.context = context
-        self.fully = fully
-        self.process_set = rule.process_set
-        self.optimizer = weakref.ref(optimizer)
-        self.reducer: Reducer | None = None
-        self.steps: LocalSteps | None = None
-        self.shards: Shards | None = None
-        claim(optimizer, named)
-        self.number = context.presence.register(self, rule.process_set) if rule.members > 1 else None
-        if rule.members > 1 and rule.op is ReduceOp.Adasum:
-            self.steps = LocalSteps(context, rule, number=self.number)
-        if isinstance(rule, ShardRule) and scalars is not None and rule.size > 1:
-            self.shards = Shards(
-                optimizer,
-                context,
-                named,
-                scalars=scalars,
-                bucket_mb=FIRST if bucket_mb is None else bucket_mb,
-                rule=rule,
-                groups=groups,
-                number=self.number,
-            )
-            self.reducer = self.shards.reducer
-        elif (rule.size > 1 or rule.passes > 1) and not fully:
-            self.reducer = Reducer(
-                context, named, bucket_mb=bucket_mb, rule=rule, groups=groups, number=self.number
-            )
-        if self.reducer is not None:
-            weakref.finalize(optimizer, self.reducer.remove_hooks).atexit = False
-        if self.reducer is not None or self.steps is not None:
-            # step() goes through these hooks even where a scheduler has wrapped the method before.
-            attachment = weakref.ref(self)
-            optimizer.register_step_pre_hook(functools.partial(_before_step, attachment))
-            optimizer.register_step_post_hook(functools.partial(_after_step, attachment))
-
-    def answer(self, what: str) -> None:
-        """Take part in an operation of the ranks that have data, on one that has joined."""
-        if self.steps is not None:
-            optimizer = self.optimizer()
-            assert optimizer is not None, "it owns this"
-            self.steps.answer(optimizer)
-        elif self.reducer is not None:
-            self.reducer.answer(what)
 
 
 class _Distributed(SpreadState):
     """Methods that every distributed optimizer has on top of those of its class."""
 
-    _hora: _Attachment
+    _hora: Attachment
 
     def synchronize(self) -> None:
         """Average gradients that no backward has averaged, such as those set by hand.
@@ -323,54 +252,3 @@ def _distributed_class(plain: type[Optimizer]) -> type[Optimizer]:
         found = type(plain.__name__, (_Distributed, plain), namespace)
         _classes[plain] = found
     return found
-
-
-def _before_step(
-    reference: weakref.ref[_Attachment], optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    attachment = reference()
-    assert attachment is not None, "the optimizer owns it"
-    if attachment.steps is not None:
-        attachment.steps.before_step(optimizer)
-    reducer = attachment.reducer
-    if reducer is None:
-        return None
-    # The arguments of step() come with the optimizer itself in front.
-    shards, settle = attachment.shards, reducer.before_step
-    if shards is not None:
-        settle = shards.settle
-        args = (shards.begin(optimizer), *args[1:])
-    if kwargs.get("closure") is not None:
-        return args, kwargs | {"closure": _averaging(kwargs["closure"], reducer, settle)}
-    if len(args) > 1 and args[1] is not None:
-        return (args[0], _averaging(args[1], reducer, settle), *args[2:]), kwargs
-    settle()
-    return args, kwargs
-
-
-def _after_step(
-    reference: weakref.ref[_Attachment], optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    attachment = reference()
-    assert attachment is not None, "the optimizer owns it"
-    if attachment.shards is not None:
-        attachment.shards.finish(optimizer)
-    if attachment.reducer is not None:
-        attachment.reducer.after_step()
-    if attachment.steps is not None:
-        attachment.steps.after_step()
-
-
-def _averaging(closure: Callable[[], Any], reducer: Reducer, settle: Callable[[], None]) -> Callable[[], Any]:
-    """The closure, with its gradients and its loss averaged over the ranks."""
-
-    @functools.wraps(closure)
-    def averaged() -> Any:
-        reducer.begin_evaluation()
-        loss = closure()
-        settle()
-        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.is_floating_point():
-            return torch.full_like(loss.detach(), reducer.mean(float(loss.detach())))
-        return reducer.mean(loss) if isinstance(loss, float) else loss
-
-    return averaged

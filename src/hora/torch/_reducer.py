@@ -314,7 +314,7 @@ class Reducer:
         else:
             if self._rule.sparse_as_dense:
                 bucket.densify()
-            bucket.pack(size=self._rule.divisor(self._passes), mark=self._steps % 2)
+            bucket.pack(size=self._rule.divisor(self._passes) / self._context.weight, mark=self._steps % 2)
             if self.packed is not None:
                 self.packed(bucket)
         bucket.started = time.time()

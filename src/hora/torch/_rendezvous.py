@@ -33,7 +33,7 @@ from hora.core.settings import Settings
 from hora.core.world import World, from_environment
 from hora.torch.engines import Group, Insist
 
-__all__ = ["PATIENT", "Meeting", "engines", "from_launcher", "meet", "restore", "world"]
+__all__ = ["PATIENT", "Meeting", "engines", "forget_store", "from_launcher", "meet", "restore", "world"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +155,11 @@ def meet(world: World, settings: Settings, *, generation: int, cuda: bool) -> Me
         file=file,
         homogeneous=homogeneous,
     )
+
+
+def forget_store(url: str) -> bool:
+    """Give up a store that no world uses any more; whether there was one."""
+    return _stores.pop(url, None) is not None
 
 
 def restore(environment: dict[str, str | None]) -> None:

@@ -176,7 +176,7 @@ class Tracker(Generic[Batch]):
     def _units(self) -> int:
         if self._own is None:
             return 1
-        return round(self._own.samples_per_worker * self._context.world.size)
+        return self._own.samples_now
 
     def _per_epoch(self) -> int:
         """Units that one whole epoch hands out; 0 when nobody knows."""

@@ -7,7 +7,6 @@ another rank, or lets a fault of its own reach the training: then it says so onc
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import sys
 import time
@@ -44,12 +43,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-_starts = itertools.count(1)
-"""A job may call ``init()`` again, and what it does after that is another training."""
-
-
 def start(context: Context) -> None:
     """Watch this job from now on, until its context closes."""
+    if context.member is not None:  # the supervisor knows nothing of an earlier world
+        _numbers.clear()
     context.watch = Watch(context)
     context.closing.append(context.watch.close)
 
@@ -99,7 +96,8 @@ class Watch:
         self._latest: Callable[[], Group | None] = lambda: None
         self._pid = os.getpid()
         self._joins = 0
-        self._start = next(_starts)
+        # A job may call init() again, and what it does after that is another training.
+        self._start = context.generation
         self.modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.prints = Prints(self)
         self.plan = Plan(self)

@@ -1,0 +1,69 @@
+"""The flags of elastic jobs."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from hora.cli._command import seconds, workers
+from hora.core.errors import LaunchError
+
+if TYPE_CHECKING:
+    from hora.launch.job import Elastic
+
+__all__ = ["how_many"]
+
+
+def how_many(arguments: argparse.Namespace) -> tuple[int, Elastic | None]:
+    """The number of workers to begin with, and how it may change.
+
+    Raises:
+        LaunchError: flags that contradict each other.
+    """
+    from hora.launch.job import Elastic
+
+    given = {name: getattr(arguments, name) for name in ("min_workers", "max_workers", "hosts_from")}
+    if not any(given.values()):
+        for name in ("elastic_timeout", "reset_limit", "cooldown"):
+            if getattr(arguments, name) is not None:
+                flag = "--" + name.replace("_", "-")
+                raise LaunchError(
+                    f"{flag} is about elastic jobs, and this is none.", fix="Write --min-workers 1 too."
+                )
+        return workers(arguments.workers or "1"), None
+    least = _number("--min-workers", arguments.min_workers, 1)
+    wanted = None if arguments.workers is None else workers(arguments.workers)
+    most = _number("--max-workers", arguments.max_workers, wanted or least)
+    count = most if wanted is None else wanted
+    if not 1 <= least <= count <= most:
+        raise LaunchError(
+            f"--min-workers {least}, -n {count} and --max-workers {most} are not in ascending order.",
+            fix=f"Write --min-workers 1 -n {max(count, 1)} --max-workers {max(count, most, 1)}.",
+        )
+    timeout = seconds("--elastic-timeout", arguments.elastic_timeout)
+    shortest, longest = (seconds("--cooldown", text) or 0.0 for text in arguments.cooldown or ("1", "60"))
+    if not 0 < shortest <= longest:
+        raise LaunchError(
+            f"--cooldown {shortest:g} {longest:g}: that is no shortest and longest time.",
+            fix="Write for example --cooldown 1 60.",
+        )
+    if timeout is not None and not timeout > 0:
+        raise LaunchError(
+            f"--elastic-timeout {timeout:g} is not a positive number of seconds.", fix="Write 600."
+        )
+    return count, Elastic(
+        least=least,
+        most=most,
+        timeout=600.0 if timeout is None else timeout,
+        resets=None if arguments.reset_limit is None else _number("--reset-limit", arguments.reset_limit, 0),
+        cooldown=(shortest, longest),
+        hosts_from=arguments.hosts_from,
+    )
+
+
+def _number(flag: str, text: str | None, default: int) -> int:
+    if text is None:
+        return default
+    if not text.isdecimal():
+        raise LaunchError(f"{flag} {text}: that is not a whole number.", fix=f"Write {flag} 1.")
+    return int(text)

@@ -1,0 +1,429 @@
+"""The supervisor of an elastic job: workers that die are replaced or left out, and the others go on.
+
+A worker that dies breaks its world. The others are told at once, leave it, and as soon as each has said that
+it is ready they form the next one. Who is started in the place of a dead worker makes its model and its state
+by itself meanwhile, and is taken in when the others commit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from hora.core.errors import LaunchError
+from hora.core.plural import plural
+from hora.core.rundir import RunDirectory
+from hora.guard.verdict import Verdict
+from hora.launch import _report, _tree
+from hora.launch._elastic_hosts import Hosts
+from hora.launch._elastic_story import Story
+from hora.launch._elastic_workers import ElasticStarter, Worker, World
+from hora.launch._link import Link
+from hora.launch._memory import MemoryWatch
+from hora.launch._news import News
+from hora.launch.failure import Outcome, judge
+from hora.launch.job import Elastic, Job, rank_environment
+from hora.launch.supervisor import AFTER_FAILURE, ON_ITS_WAY_OUT, Ended, Supervisor, _Rank
+
+__all__ = ["ElasticSupervisor"]
+
+FRUITLESS = 3
+"""Worlds broken by an exception of the script's own without a commit in between: then the job is given up."""
+
+UNLUCKY = 10
+"""The same of worlds broken otherwise: a signal, a lost connection."""
+
+NOT_ENOUGH = 1
+"""Exit code of a job that was given up."""
+
+
+class ElasticSupervisor(Supervisor):
+    """Runs one elastic job on this host; see :class:`Supervisor`."""
+
+    def __init__(
+        self, job: Job, run: RunDirectory, *, announce: bool = True, began: float | None = None
+    ) -> None:
+        super().__init__(job, run, announce=announce, began=began)
+        assert job.elastic is not None
+        self._elastic: Elastic = job.elastic
+        self._workers: dict[int, Worker] = {}
+        self._world: World | None = None
+        self._worlds = 0
+        self._fruitless = 0
+        self._unlucky = 0
+        self._resets = 0
+        self._ending = False
+        self._fatal: list[Outcome] | None = None
+        self._enough = self._loop.timer(self._on_not_enough)
+        self._gather = self._loop.timer(self._on_not_gathered)
+        self._refill = self._loop.timer(self._fill)
+        self._hurry = self._loop.timer(self._kill_raised)
+        self._story = Story(run, quiet=job.quiet, say=self._tell)
+        self._hosts = Hosts(
+            self._elastic, job.workers, self._loop, say=self._story.say, changed=self._on_hosts
+        )
+
+    def _tell(self, text: str) -> None:
+        self._console.say(text)
+
+    # --- start ----------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._closing.append(self._hosts.close)
+        try:
+            self._starter = ElasticStarter(self._job, self._run_directory, self._id)
+            self._closing.append(self._starter.close)
+            self._news = News(
+                self._starter.failures,
+                self._run_directory,
+                self._loop,
+                tell=self._on_news,
+                notice=self._edges.notice,
+            )
+            self._loop.watch(self._starter.status, lambda: self._read_status(self._starter.status))
+            self._hosts.begin()
+            self._fill()
+            self._keep_reaper()
+        except OSError as error:
+            raise LaunchError(
+                f"Only {len(self._ranks)} of {self._job.workers} workers could be started: "
+                f"{error.strerror or error}.",
+                fix="Start fewer workers with -n, or raise the limits: see ulimit -u and ulimit -n.",
+            ) from error
+        self._wait_for_enough()
+
+    def _begin(self, host: str) -> None:
+        number = len(self._ranks)
+        process, ours, (reader, writer) = self._starter.begin(number)
+        worker = Worker(number=number, process=process, host=host, reader=reader, writer=writer)
+        worker.link = Link(
+            ours,
+            self._loop,
+            receive=lambda record: self._hear(worker, record),
+            complain=lambda what: self._complain(f"worker {number} {what}"),
+            closed=lambda: None,
+        )
+        self._workers[number] = worker
+        self._follow(number, process)
+
+    def _fill(self) -> None:
+        """Start workers until there are as many as are wanted."""
+        if self._stopping or self._ending:
+            return
+        living = self._living
+        while (host := self._hosts.next_place([worker.host for worker in living])) is not None:
+            self._begin(host)
+            living.append(self._workers[len(self._ranks) - 1])
+        self._refill.at = self._hosts.next_change()
+
+    @property
+    def _living(self) -> list[Worker]:
+        """Those that may take part."""
+        found = self._workers.values()
+        return [each for each in found if not (each.ended or each.dismissed or each.raised)]
+
+    @property
+    def _stopping(self) -> bool:
+        return self._exit_code is not None or self._failing
+
+    def _goes_on(self) -> bool:
+        return super()._goes_on() or not (self._stopping or self._ending)
+
+    # --- what workers say -----------------------------------------------------------------------
+
+    def _hear(self, worker: Worker, record: Mapping[str, Any]) -> None:
+        kind, world = record.get("kind"), self._world
+        inside = world is not None and worker in world.members
+        if kind == "ready":
+            worker.ready, worker.prepared = True, bool(record.get("prepared"))
+            worker.commits, worker.repeats = int(record.get("commits", 0)), int(record.get("repeats", 0))
+            if world is not None and inside:
+                self._leave(world)
+        elif kind == "commit":
+            self._fruitless = self._unlucky = 0
+            self._hosts.well()
+        elif kind == "end":
+            worker.well = True
+        elif world is None or not inside or record.get("number") != world.number:
+            return
+        elif kind == "running":
+            world.running = True
+        elif kind == "done":
+            world.done.add(worker.number)
+            self._finish(world)
+        elif kind == "broken" and not world.closing:
+            rank = world.members.index(worker)
+            self._story.deaths.append(f"worker {worker.number} (rank {rank}) has lost its connections")
+            self._unlucky += 1
+            self._break(world, str(record.get("reason")))
+        self._settle()
+
+    def _finish(self, world: World) -> None:
+        if (
+            world.finished
+            or world.closing
+            or any(worker.number not in world.done for worker in world.members)
+        ):
+            return
+        world.finished = self._ending = True
+        for worker in world.members:
+            worker.link.send({"kind": "finish", "number": world.number})
+        for worker in self._workers.values():
+            if worker not in world.members:
+                self._dismiss(worker)
+
+    def _dismiss(self, worker: Worker) -> None:
+        if not worker.ended and not worker.dismissed:
+            worker.dismissed = True
+            rank = self._ranks[worker.number]
+            rank.stop_sent = time.time()
+            _tree.kill_group(worker.process)
+
+    # --- ends -----------------------------------------------------------------------------------
+
+    def _reap(self, rank: _Rank) -> None:
+        worker = self._workers[rank.number]
+        worker.link.drain()
+        _tree.kill_group(worker.process)  # what it has started; before its number can be another's
+        outcome = self._take_outcome(rank)
+        inside = self._world is not None and worker in self._world.members
+        worker.close()
+        rank.streams.close()
+        if self._stopping or worker.dismissed:
+            return
+        if self._ending or (not outcome.failed and not self._unfinished(worker)):
+            self._end_of_one(worker, outcome)
+        elif worker.raised:
+            self._settle()
+        else:
+            self._lose(worker, outcome, inside=inside)
+
+    def _unfinished(self, worker: Worker) -> bool:
+        """Whether others of its world are in the training, which it has left without a word."""
+        world = self._world
+        return world is not None and world.running and worker in world.members and not world.finished
+
+    def _end_of_one(self, worker: Worker, outcome: Outcome) -> None:
+        """The job is ending: nobody is replaced any more."""
+        self._ending = True
+        self._enough.at = self._refill.at = None
+        world = self._world
+        if world is not None and worker in world.members:
+            rank = world.members.index(worker)
+            if worker.well and outcome.record is None:
+                outcome.code = 0  # its script had come to its end
+            self._guard.ended(replace(outcome, rank=rank))
+        if outcome.failed and not (world is not None and world.finished and outcome.record is None):
+            self._on_failure(ON_ITS_WAY_OUT if outcome.told else AFTER_FAILURE)
+
+    def _on_news(self, rank: int, record: Mapping[str, Any]) -> None:
+        """A worker has raised. It may hang on its way out, but the others need not wait for that."""
+        worker = self._workers.get(rank)
+        if worker is None or worker.ended or worker.raised or self._stopping or worker.dismissed:
+            return
+        if self._guard.verdict is not None or self._ending:
+            super()._on_news(rank, record)
+            return
+        worker.raised = True
+        self._hurry.by(time.monotonic() + ON_ITS_WAY_OUT)
+        outcome = Outcome(rank=rank, code=1, ended=time.time(), record=dict(record))
+        inside = self._world is not None and worker in self._world.members
+        self._lose(worker, outcome, inside=inside)
+
+    def _kill_raised(self) -> None:
+        for worker in self._workers.values():
+            if worker.raised and not worker.ended:
+                _tree.kill_group(worker.process)
+
+    def _lose(self, worker: Worker, outcome: Outcome, *, inside: bool) -> None:
+        """A worker has failed."""
+        if self._guard.verdict is not None:
+            self._on_failure(ON_ITS_WAY_OUT if outcome.told else AFTER_FAILURE)
+            return
+        world = self._world
+        place = f" (rank {world.members.index(worker)})" if world is not None and inside else ""
+        how = _report.how(outcome) if outcome.failed else "it left the others with exit code 0"
+        self._hosts.failed(worker.host)
+        echo = outcome.echo and world is not None and world.broken is not None
+        if not echo:
+            self._story.deaths.append(f"worker {worker.number}{place} has failed: {how}")
+        if outcome.record is not None and not outcome.echo:
+            self._fruitless += 1
+        elif not echo:
+            self._unlucky += 1
+        if self._fruitless >= FRUITLESS or self._unlucky >= UNLUCKY:
+            count = self._fruitless if self._fruitless >= FRUITLESS else self._unlucky
+            self._give_up(f"given up: {count} failures without a commit in between", outcome)
+            return
+        if world is not None and inside and not world.closing:
+            self._break(world, f"worker {worker.number}{place} has failed: {how}")
+            if self._stopping:
+                return
+        if not inside:
+            self._story.tell_deaths()
+        self._fill()
+        self._settle()
+
+    def _break(self, world: World, reason: str) -> None:
+        self._resets += 1
+        limit = self._elastic.resets
+        if limit is not None and self._resets > limit:
+            self._give_up(f"given up after {limit} {plural(limit, 'reset')}: {reason}", None)
+            return
+        world.broken = reason
+        for worker in world.living:
+            worker.link.send({"kind": "reset", "number": world.number, "reason": reason})
+        self._leave(world)
+
+    def _leave(self, world: World) -> None:
+        """The members are on their way to the next world."""
+        if not world.leaving:
+            world.leaving = True
+            self._guard.close()
+            patience = self._guard_patience
+            self._gather.at = time.monotonic() + patience
+
+    @property
+    def _guard_patience(self) -> float:
+        from hora.core import settings
+
+        chosen = settings.load(rank_environment(self._job))
+        return chosen.timeout if chosen.stall_abort is None else min(chosen.stall_abort, chosen.timeout)
+
+    def _on_not_gathered(self) -> None:
+        """Members of a world that has ended have not come: they hang."""
+        if self._world is None or self._stopping:
+            return
+        for worker in self._world.living:
+            if not worker.ready:
+                self._story.say(f"worker {worker.number} does not come to the next world, and is killed")
+                _tree.kill_group(worker.process)
+
+    # --- worlds ---------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Form a world if it is time to, and tell those who wait what to do."""
+        world = self._world
+        if self._stopping or self._ending:
+            return
+        if world is not None and not world.closing:
+            self._meanwhile(world)
+            return
+        living = self._living
+        old = [worker for worker in world.members if worker in living] if world is not None else []
+        if any(not worker.ready for worker in old):
+            return
+        prepared = [worker for worker in living if worker.ready and worker.prepared]
+        if prepared or any(worker.alone for worker in living):
+            self._send_alone(living)
+            chosen = [worker for worker in old if worker.prepared]
+            chosen += [worker for worker in prepared if worker not in chosen]
+        else:  # nobody has anything yet: all begin together
+            chosen = [worker for worker in living if worker.ready]
+            if len(chosen) < len(living) and self._enough.at is not None:
+                return
+        # One that has state comes first: rank 0 gives it to the others.
+        chosen.sort(key=lambda worker: -worker.commits)
+        for worker in chosen[len(chosen) - self._hosts.leaving([worker.host for worker in chosen]) :]:
+            self._dismiss(worker)
+            chosen.remove(worker)
+        if len(chosen) < self._elastic.least:
+            self._wait_for_enough()
+            return
+        self._form(chosen[: self._elastic.most])
+
+    def _meanwhile(self, world: World) -> None:
+        """Others have come while the world is at work."""
+        if not world.running:
+            return
+        outside = [worker for worker in self._workers.values() if worker not in world.members]
+        self._send_alone(outside)
+        if any(worker.ready and worker.prepared for worker in outside) or self._hosts.leaving(
+            [worker.host for worker in world.members]
+        ):
+            self._update(world)
+
+    def _update(self, world: World) -> None:
+        for worker in world.living:
+            worker.link.send({"kind": "updated", "number": world.number})
+
+    def _send_alone(self, workers: list[Worker]) -> None:
+        for worker in workers:
+            if worker.ready and not worker.prepared:
+                worker.alone = True
+                worker.answer({"kind": "alone"})
+
+    def _form(self, members: list[Worker]) -> None:
+        before = self._world
+        self._world = world = World(number=self._worlds, members=members)
+        world.running = any(worker.prepared for worker in members)
+        self._worlds += 1
+        self._enough.at = self._gather.at = None
+        self._story.tell(before, world)
+        self._guard.close()
+        self._guard = self._guard_of(replace(self._job, workers=len(members)), averted=self._avert)
+        world.begin(self._guard)
+        for worker in members:
+            worker.alone = False
+
+    def _avert(self, verdict: Verdict) -> bool:
+        """A rank that does not come is killed and replaced, rather than the job stopped."""
+        world = self._world
+        if verdict.kind != "late-rank" or world is None or world.closing or self._ending:
+            return False
+        late = [world.members[rank] for rank in verdict.ranks if rank < len(world.members)]
+        if not late or len(late) == len(world.living):
+            return False
+        for worker in late:
+            _tree.kill_group(worker.process)
+        return True
+
+    # --- limits ---------------------------------------------------------------------------------
+
+    def _wait_for_enough(self) -> None:
+        if self._enough.at is None:
+            self._enough.at = time.monotonic() + self._elastic.timeout
+
+    def _on_not_enough(self) -> None:
+        ready = sum(worker.ready for worker in self._workers.values())
+        if ready >= self._elastic.least:
+            self._settle()
+        else:
+            text = f"hora: {ready} {plural(ready, 'worker')} of the {self._elastic.least} that "
+            text += f"--min-workers asks for came within {self._elastic.timeout:g} s"
+            self._halt(text, exit_code=NOT_ENOUGH)
+
+    def _give_up(self, text: str, outcome: Outcome | None) -> None:
+        self._story.say(text)
+        if outcome is None:
+            self._halt(f"hora: {text}", exit_code=NOT_ENOUGH)
+        else:
+            self._fatal = [outcome]
+            self._on_failure(AFTER_FAILURE)
+
+    def _on_hosts(self) -> None:
+        self._fill()
+        self._settle()
+
+    # --- end ------------------------------------------------------------------------------------
+
+    def _result(self, memory: MemoryWatch) -> Ended:
+        if self._exit_code is not None or self._guard.verdict is not None:
+            return super()._result(memory)
+        reason = memory.rose()
+        outcomes = self._fatal
+        if outcomes is None:
+            members = self._world.members if self._world is not None else list(self._workers.values())
+            found = [self._ranks[worker.number].outcome for worker in members]
+            outcomes = [outcome for outcome in found if outcome is not None]
+            if self._world is not None and self._world.finished and outcomes and not outcomes[0].failed:
+                # The training is complete; a worker that was killed after it is left out.
+                outcomes = [
+                    outcome for outcome in outcomes if outcome.record is not None or outcome.code >= 0
+                ]
+        for outcome in outcomes:
+            outcome.memory = reason
+        failure = judge(outcomes, self._run_directory)
+        return Ended(exit_code=failure.exit_code if failure else 0, failure=failure)

@@ -1,0 +1,192 @@
+"""What ``DistributedOptimizer`` adds to one optimizer, anew in each world of an elastic job."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from hora.torch._changes import LocalSteps
+from hora.torch._context import Context, after_init
+from hora.torch._groups import Groups
+from hora.torch._names import claim
+from hora.torch._reducer import Reducer
+from hora.torch._request import ReduceOp
+from hora.torch._rules import Rule
+from hora.torch._tuning import FIRST
+from hora.torch.shard._rule import ShardRule
+from hora.torch.shard._shards import Shards
+
+__all__ = ["Attachment"]
+
+
+class Attachment:
+    """What is added to one optimizer.
+
+    Attributes:
+        number: of the optimizer, among those that work over all ranks; None for others.
+        optimizer: weak reference to it.
+        fully: whether torch's ``fully_shard`` averages the gradients.
+        shards: the ranks' shares of the optimizer, if it is sharded.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        context: Context,
+        named: list[tuple[str, torch.Tensor]],
+        *,
+        bucket_mb: float | None,
+        rule: Rule,
+        groups: Groups,
+        scalars: set[str] | None,
+        fully: bool,
+        module: object,
+    ) -> None:
+        self.fully = fully
+        self.process_set = rule.process_set
+        self.optimizer = weakref.ref(optimizer)
+        self._named, self._rule, self._groups, self._scalars = named, rule, groups, scalars
+        self._bucket_mb = bucket_mb
+        self._module = weakref.ref(module) if isinstance(module, torch.nn.Module) else lambda: None
+        self._undo: list[Callable[[], None]] = []
+        claim(optimizer, named)
+        weakref.finalize(optimizer, _undo_all, self._undo).atexit = False
+        self._join(optimizer, context)
+        if self.reducer is not None or self.steps is not None or context.member is not None:
+            # step() goes through these hooks even where a scheduler has wrapped the method before.
+            attachment = weakref.ref(self)
+            optimizer.register_step_pre_hook(functools.partial(_before_step, attachment))
+            optimizer.register_step_post_hook(functools.partial(_after_step, attachment))
+        if context.member is not None:
+            _elastic.append(attachment)
+
+    def rejoin(self, context: Context) -> None:
+        """There is another world of the elastic job."""
+        optimizer = self.optimizer()
+        if optimizer is None:
+            return
+        _undo_all(self._undo)
+        for _, parameter in self._named:
+            parameter.grad = None  # of a step that will be made anew; it may lie in memory that is gone
+        self._join(optimizer, context)
+        self.watch(optimizer)
+
+    def watch(self, optimizer: Optimizer) -> None:
+        """Let the guard look at it."""
+        if self.context.watch is not None:
+            module: Any = self._module()
+            self.context.watch.distributed(optimizer, self._named, module, self._rule, self.reducer)
+
+    def _join(self, optimizer: Optimizer, context: Context) -> None:
+        named, rule, groups, scalars = self._named, self._rule, self._groups, self._scalars
+        bucket_mb = self._bucket_mb
+        self.context = context
+        self.reducer: Reducer | None = None
+        self.steps: LocalSteps | None = None
+        self.shards: Shards | None = None
+        self.number = context.presence.register(self, rule.process_set) if rule.members > 1 else None
+        if rule.members > 1 and rule.op is ReduceOp.Adasum:
+            self.steps = LocalSteps(context, rule, number=self.number)
+        if isinstance(rule, ShardRule) and scalars is not None and rule.size > 1:
+            self.shards = Shards(
+                optimizer,
+                context,
+                named,
+                scalars=scalars,
+                bucket_mb=FIRST if bucket_mb is None else bucket_mb,
+                rule=rule,
+                groups=groups,
+                number=self.number,
+            )
+            self.reducer = self.shards.reducer
+        elif (rule.size > 1 or rule.passes > 1) and not self.fully:
+            self.reducer = Reducer(
+                context, named, bucket_mb=bucket_mb, rule=rule, groups=groups, number=self.number
+            )
+        if self.reducer is not None:
+            self._undo.append(self.reducer.remove_hooks)
+
+    def answer(self, what: str) -> None:
+        """Take part in an operation of the ranks that have data, on one that has joined."""
+        if self.steps is not None:
+            optimizer = self.optimizer()
+            assert optimizer is not None, "it owns this"
+            self.steps.answer(optimizer)
+        elif self.reducer is not None:
+            self.reducer.answer(what)
+
+
+_elastic: list[weakref.ref[Attachment]] = []
+"""Of an elastic job, in the order in which they were made: all ranks number them alike in each world."""
+
+
+def _rejoin(context: Context) -> None:
+    _elastic[:] = [reference for reference in _elastic if reference() is not None]
+    for reference in _elastic:
+        attachment = reference()
+        if attachment is not None:
+            attachment.rejoin(context)
+
+
+after_init.append(_rejoin)
+
+
+def _undo_all(calls: list[Callable[[], None]]) -> None:
+    while calls:
+        calls.pop()()
+
+
+def _before_step(
+    reference: weakref.ref[Attachment], optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    attachment = reference()
+    assert attachment is not None, "the optimizer owns it"
+    if attachment.steps is not None:
+        attachment.steps.before_step(optimizer)
+    reducer = attachment.reducer
+    if reducer is None:
+        return None
+    # The arguments of step() come with the optimizer itself in front.
+    shards, settle = attachment.shards, reducer.before_step
+    if shards is not None:
+        settle = shards.settle
+        args = (shards.begin(optimizer), *args[1:])
+    if kwargs.get("closure") is not None:
+        return args, kwargs | {"closure": _averaging(kwargs["closure"], reducer, settle)}
+    if len(args) > 1 and args[1] is not None:
+        return (args[0], _averaging(args[1], reducer, settle), *args[2:]), kwargs
+    settle()
+    return args, kwargs
+
+
+def _after_step(
+    reference: weakref.ref[Attachment], optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    attachment = reference()
+    assert attachment is not None, "the optimizer owns it"
+    if attachment.shards is not None:
+        attachment.shards.finish(optimizer)
+    if attachment.reducer is not None:
+        attachment.reducer.after_step()
+    if attachment.steps is not None:
+        attachment.steps.after_step()
+
+
+def _averaging(closure: Callable[[], Any], reducer: Reducer, settle: Callable[[], None]) -> Callable[[], Any]:
+    """The closure, with its gradients and its loss averaged over the ranks."""
+
+    @functools.wraps(closure)
+    def averaged() -> Any:
+        reducer.begin_evaluation()
+        loss = closure()
+        settle()
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.is_floating_point():
+            return torch.full_like(loss.detach(), reducer.mean(float(loss.detach())))
+        return reducer.mean(loss) if isinstance(loss, float) else loss
+
+    return averaged

@@ -1,0 +1,227 @@
+"""What a training is made of: kept in memory at each commit, and given to workers that come later."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim import Optimizer
+
+from hora.core.errors import UsageError, WorldChangedError
+from hora.torch._context import required
+from hora.torch._guard import collective
+from hora.torch._objects import broadcast_object
+from hora.torch._state import broadcast_optimizer_state, broadcast_parameters
+from hora.torch._wire import start_gather, wait_for
+
+__all__ = ["ObjectState", "State", "TorchState"]
+
+
+class State:
+    """The form of a state; derive from it for what :class:`TorchState` cannot hold.
+
+    A subclass has ``save()``, ``restore()`` and ``sync()``.
+    """
+
+    def __init__(self) -> None:
+        self._reset_callbacks: list[Callable[[], None]] = []
+        self._commits = 0
+        self._steps = 0
+
+    def register_reset_callbacks(self, callbacks: list[Callable[[], None]]) -> None:
+        """Call these after each change of the workers, before the training goes on."""
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """The job has another set of workers now."""
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def commit(self) -> None:
+        """Keep the state as it is now: no worker's end takes it away from the others any more.
+
+        Every rank calls it at the same place. It is also where workers that wait are taken in.
+
+        Raises:
+            WorldChangedError: :func:`run` handles it.
+        """
+        # In this order: when one rank has come out of the agreement, all have saved.
+        self._commits += 1
+        self._steps = 0
+        self.save()
+        context = required("commit")
+        if context.member is not None and context.world.rank == 0:
+            context.member.control.tell("commit", number=context.member.number, commits=self._commits)
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Let workers that wait be taken in now, with the state as it is. Every rank calls it.
+
+        Raises:
+            WorldChangedError: :func:`run` handles it.
+        """
+        context = required("check_host_updates")
+        member = context.member
+        if member is None:
+            return
+        due = torch.tensor([int(member.control.updated)], dtype=torch.int32, device=context.control)
+        if context.world.size > 1:
+            with collective(context, "commit", [due]):
+                context.presence.call("commit", _everyone())
+                wait_for(
+                    dist.all_reduce(due, dist.ReduceOp.MAX, group=context.group, async_op=True),
+                    due,
+                    context.group,
+                )
+        if due.item():
+            self.save()
+            raise WorldChangedError(
+                "The set of workers changes.", fix="Let hora.elastic.run see this exception: it goes on."
+            )
+
+    def reset(self) -> None:
+        """The workers have changed; for subclasses."""
+
+    def save(self) -> None:
+        """Keep a copy of the state in memory."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Go back to the last copy."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Give all ranks the state of one that has seen the most commits."""
+        raise NotImplementedError
+
+    def _details(self) -> dict[str, int]:
+        """What the supervisor is told."""
+        return {"commits": self._commits, "repeats": self._steps}
+
+    def _root(self) -> int:
+        """The first of the ranks that have seen the most commits; all ranks learn how many those are."""
+        context = required("sync")
+        size = context.world.size
+        mine = torch.tensor([self._commits], dtype=torch.int64, device=context.control)
+        if size == 1:
+            return 0
+        everyone = mine.new_empty(size)
+        with collective(context, "sync", [mine]):
+            context.presence.call("sync", _everyone())
+            wait_for(start_gather(everyone, mine, context.group), mine, context.group)
+        commits: list[int] = everyone.tolist()
+        self._commits = max(commits)
+        return commits.index(self._commits)
+
+
+class ObjectState(State):
+    """A state of plain values, which are its attributes.
+
+    Args:
+        values: names and values; anything that can be copied and pickled.
+    """
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__()
+        for name in values:
+            if name.startswith("_") or hasattr(type(self), name):
+                raise UsageError(
+                    f"{name}= cannot be a value of a state: it has an attribute of that name.",
+                    fix=f"Write another name, such as {name.strip('_')}_value=...",
+                )
+        self._names = list(values)
+        self._saved_values: dict[str, Any] = {}
+        for name, value in values.items():
+            setattr(self, name, value)
+        self.save()
+
+    def save(self) -> None:
+        """Keep copies of the values."""
+        self._saved_values = {name: copy.deepcopy(getattr(self, name)) for name in self._names}
+
+    def restore(self) -> None:
+        """Go back to the values of the last copy."""
+        self._steps = 0
+        for name, value in self._saved_values.items():
+            setattr(self, name, copy.deepcopy(value))
+
+    def sync(self) -> None:
+        """Give all ranks the values of one that has seen the most commits."""
+        self._sync(self._root())
+        self.save()
+
+    def _sync(self, root: int) -> None:
+        values = broadcast_object({name: getattr(self, name) for name in self._names}, root)
+        for name, value in values.items():
+            setattr(self, name, value)
+
+
+class TorchState(ObjectState):
+    """The state of a training: model, optimizer, loader, and whatever else counts.
+
+    ``commit()`` copies all of it, so that a later step cannot change what was committed.
+
+    Args:
+        model: a module.
+        optimizer: an optimizer, as ``DistributedOptimizer`` returns it.
+        loader: what :func:`hora.torch.data_loader` returned.
+        values: by name: anything with ``state_dict()`` and ``load_state_dict()``, such as a schedule, or
+            plain values, which become attributes.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None = None,
+        optimizer: Optimizer | None = None,
+        loader: Any = None,
+        **values: Any,
+    ) -> None:
+        given = {"model": model, "optimizer": optimizer, "loader": loader, **values}
+        self._parts: dict[str, Any] = {
+            name: value
+            for name, value in given.items()
+            if hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+        }
+        self._saved: dict[str, Any] = {}
+        super().__init__(**{name: value for name, value in values.items() if name not in self._parts})
+        for name, part in self._parts.items():
+            setattr(self, name, part)
+            if isinstance(part, Optimizer):
+                part.register_step_post_hook(self._stepped)
+
+    def save(self) -> None:
+        """Keep copies of all parts, and of the values."""
+        saved = {name: copy.deepcopy(part.state_dict()) for name, part in self._parts.items()}
+        super().save()
+        self._saved = saved
+
+    def restore(self) -> None:
+        """Go back to the last copies."""
+        for name, part in self._parts.items():
+            part.load_state_dict(copy.deepcopy(self._saved[name]))
+        super().restore()
+
+    def _sync(self, root: int) -> None:
+        for part in self._parts.values():
+            if isinstance(part, torch.nn.Module):
+                broadcast_parameters(part, root)
+            elif isinstance(part, Optimizer):
+                broadcast_optimizer_state(part, root)
+            else:
+                state = broadcast_object(part.state_dict(), root)
+                if required("sync").world.rank != root:
+                    part.load_state_dict(state)
+        super()._sync(root)
+
+    def _stepped(self, *_: Any) -> None:
+        self._steps += 1
+
+
+def _everyone() -> Any:
+    from hora.torch._process_sets import global_process_set
+
+    return global_process_set
