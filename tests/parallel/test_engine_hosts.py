@@ -7,12 +7,17 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from tests.parallel import test_engine_data as data
+from tests.parallel.test_engine_stalls import listen
 from tests.ranks import run_ranks
 
 import hora.torch as hora
@@ -150,6 +155,107 @@ def test_two_hosts(hosts: list[str], workers: tuple[int, int], tmp_path: Path) -
     ], outputs
 
 
+def on_hosts(hosts: str, settings: Settings, world: World) -> None:
+    """Ranks believe that they are on the host of their letter, so Gloo carries what their leaders have."""
+    _create._host = lambda: f"machine{hosts[world.rank]} host{hosts[world.rank]}"
+    hora.init(world, settings=settings)
+    group = dist.group.WORLD
+    assert isinstance(group, HostsGroup)
+    assert group.team.size == hosts.count(hosts[world.rank])
+
+
+HOSTS = ["aab", "aaabb", "abab", "abbca"]
+"""By rank. Hosts have unequal numbers of ranks, which need not follow each other."""
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_random_calls_against_references(hosts: str) -> None:
+    def body(world: World, settings: Settings) -> None:
+        on_hosts(hosts, settings, world)
+        for seed in range(2):
+            data.test_random_calls(seed)
+
+    run_ranks(len(hosts), body, init=False)
+
+
+@pytest.mark.parametrize("hosts", ["aab", "abab"])
+def test_memory_that_overlaps(hosts: str) -> None:
+    def body(world: World, settings: Settings) -> None:
+        on_hosts(hosts, settings, world)
+        for place in ("own", "first", "between"):
+            data.test_reduce_scatter_into_its_input(place, False)
+            data.test_all_gather_of_a_part_of_its_output(place, False)
+        data.test_all_to_all_within_one_tensor()
+
+    run_ranks(len(hosts), body, init=False)
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_all_to_all_of_any_lengths(hosts: str) -> None:
+    """Rank s sends (s + 2 r) % 4 rows of ten times s plus r to rank r."""
+
+    def body(world: World, settings: Settings) -> None:
+        on_hosts(hosts, settings, world)
+        rank, size = world.rank, world.size
+        for dtype in (torch.float64, torch.bfloat16, torch.bool, torch.complex64):
+            for scale in (1, 30_000):
+                sent = [scale * ((rank + 2 * other) % 4) for other in range(size)]
+                received = [scale * ((other + 2 * rank) % 4) for other in range(size)]
+                inputs = [torch.full((n, 2), 10 * rank + i).to(dtype) for i, n in enumerate(sent)]
+                expected = torch.cat([torch.full((n, 2), 10 * i + rank) for i, n in enumerate(received)]).to(
+                    dtype
+                )
+                output = torch.empty_like(expected)
+                dist.all_to_all_single(output, torch.cat(inputs), received, sent)
+                assert torch.equal(output, expected)
+                outputs = [torch.empty(n, 2, dtype=dtype) for n in received]
+                works = [
+                    dist.all_to_all(outputs, inputs, async_op=True),
+                    dist.all_reduce(torch.ones(2), async_op=True),
+                ]
+                for work in works:
+                    work.wait()
+                assert torch.equal(torch.cat(outputs), expected)
+
+    run_ranks(len(hosts), body, init=False)
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_lists_and_averages_against_float64(hosts: str) -> None:
+    def body(world: World, settings: Settings) -> None:
+        on_hosts(hosts, settings, world)
+        rank, size = world.rank, world.size
+        generator = torch.Generator().manual_seed(7)
+        exact = torch.randn(size, size, 1001, generator=generator, dtype=torch.float64)
+        rows = exact.float()
+        exact = rows.double()
+        output = torch.empty(1001)
+        dist.reduce_scatter(output, list(rows[rank]), dist.ReduceOp.AVG)
+        torch.testing.assert_close(output.double(), exact[:, rank].mean(0), rtol=1e-6, atol=1e-6)
+        for root in range(size):
+            mine = rows[rank, root].clone()
+            dist.reduce(mine, root, dist.ReduceOp.AVG)
+            if rank == root:
+                torch.testing.assert_close(mine.double(), exact[:, root].mean(0), rtol=1e-6, atol=1e-6)
+            else:
+                assert torch.equal(mine, rows[rank, root])
+        parts = [[torch.empty(1001), torch.empty(7)] for _ in range(size)]
+        group: Any = dist.group.WORLD
+        group.allgather_coalesced(parts, [rows[rank, 0], rows[rank, 1, :7].clone()]).wait()
+        assert torch.equal(torch.stack([part[0] for part in parts]), rows[:, 0])
+        assert torch.equal(torch.stack([part[1] for part in parts]), rows[:, 1, :7])
+        objects: list[Any] = [None] * size if rank == size - 1 else []
+        dist.gather_object({"rank": rank}, objects or None, dst=size - 1)
+        assert rank != size - 1 or objects == [{"rank": each} for each in range(size)]
+        pair = dist.new_group([0, size - 1])
+        both = torch.full((3,), float(rank))
+        if rank in (0, size - 1):
+            dist.all_reduce(both, group=pair)
+            assert both.tolist() == [size - 1] * 3
+
+    run_ranks(len(hosts), body, init=False)
+
+
 def test_every_dtype_between_hosts_that_only_seem_so() -> None:
     """Two by two the ranks believe that they are on one host, so Gloo carries what their leaders have."""
 
@@ -184,3 +290,31 @@ def test_every_dtype_between_hosts_that_only_seem_so() -> None:
         assert second.tolist() == [4] * 5
 
     run_ranks(4, body, init=False)
+
+
+def test_what_has_not_come_from_another_host_is_named_once() -> None:
+    """Rank 1 is late, then rank 2: each host's first waiting rank says so, and nobody else."""
+
+    def body(world: World, settings: Settings) -> list[str]:
+        on_hosts("aabb", settings, world)
+        said = listen()
+        dist.all_reduce(torch.ones(3))
+        store = dist.distributed_c10d._get_default_store()
+        for late, key in ((1, "first"), (2, "second")):
+            if world.rank == late:
+                store.wait([key], timedelta(seconds=10))
+            elif world.rank == 3:
+                timer = threading.Timer(0.9, lambda key=key: store.set(key, "1"))
+                timer.start()
+            dist.all_reduce(torch.ones(3))
+            dist.barrier()
+        return said
+
+    told = run_ranks(4, body, init=False, stall_warning=0.3)
+    assert [len(lines) for lines in told] == [2, 0, 1, 1], told
+    what = "all_reduce SUM of 3 elements of float32, collective"
+    # init() makes one call.
+    assert told[0][0].startswith(f"Rank 0 waits in {what} 3 of its group: rank 1 has not come for 0")
+    assert told[0][1].startswith(f"Rank 0 waits in {what} 5 of its group: of ranks 2, 3, on other hosts,")
+    assert told[2][0].startswith(f"Rank 2 waits in {what} 3 of its group: of ranks 0, 1, on other hosts,")
+    assert told[3][0].startswith(f"Rank 3 waits in {what} 5 of its group: rank 2 has not come for 0")

@@ -28,8 +28,11 @@ _SERVICE_LINK = re.compile(r"HORA_(.+_)?(SERVICE_HOST|SERVICE_PORT|PORT)(_.*)?$"
 """Kubernetes injects such variables into each pod when a Service is named ``hora`` or ``hora-...``."""
 
 
-def _setting(default: Any, *, unit: str, meaning: str, by: Literal["user", "launcher"] = "user") -> Any:
-    return dataclasses.field(default=default, metadata={"unit": unit, "meaning": meaning, "by": by})
+def _setting(
+    default: Any, *, unit: str, meaning: str, by: Literal["user", "launcher"] = "user", zero: bool = False
+) -> Any:
+    metadata = {"unit": unit, "meaning": meaning, "by": by, "zero": zero}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +78,13 @@ class Settings:
     )
     stall_abort: float | None = _setting(
         None, unit="s", meaning="how long they wait until the job is stopped; none: as long as `HORA_TIMEOUT`"
+    )
+    stall_warning: float = _setting(
+        30.0,
+        unit="s",
+        meaning="without `hora run` (torchrun, mpirun, srun): how long ranks wait in a collective on shared "
+        "memory until the log names those that have not come; 0: never",
+        zero=True,
     )
     checkpoints: Path | None = _setting(
         None,
@@ -171,7 +181,9 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.8)
             hint = f"Did you mean {near[0]}?" if near else "Unset it, or see `hora settings` for the list."
             raise SettingError(f"{key}={text!r} is not a setting of Hora.", fix=hint)
-        values[known[key]] = parse(key, text, hints[known[key]])
+        name = known[key]
+        zero = Settings.__dataclass_fields__[name].metadata["zero"]
+        values[name] = parse(key, text, hints[name], zero=zero)
     return Settings(**values)
 
 
@@ -201,8 +213,11 @@ def rows(environ: Mapping[str, str] | None = None) -> list[Row]:
     return table
 
 
-def parse(key: str, text: str, kind: Any) -> Any:
-    """Turn ``text`` into ``kind`` (int, float, bool, Path, str, a Literal, or one of them | None)."""
+def parse(key: str, text: str, kind: Any, *, zero: bool = False) -> Any:
+    """Turn ``text`` into ``kind`` (int, float, bool, Path, str, a Literal, or one of them | None).
+
+    A float must be above 0, or may be 0 where that switches something off.
+    """
     options = get_args(kind)
     if get_origin(kind) in (types.UnionType, typing.Union):
         kind = next(option for option in options if option is not type(None))
@@ -218,8 +233,9 @@ def parse(key: str, text: str, kind: Any) -> Any:
         value = _CONVERT[kind](text)
     except (ValueError, KeyError):
         raise SettingError(f"{key}={text!r} is not {_KIND[kind]}.", fix=fix) from None
-    if kind is float and value <= 0:
-        raise SettingError(f"{key}={text!r} is too small: it must be above 0.", fix=fix)
+    if kind is float and (value < 0 if zero else value <= 0):
+        least = "at least 0" if zero else "above 0"
+        raise SettingError(f"{key}={text!r} is too small: it must be {least}.", fix=fix)
     if kind is int and value < 0:
         raise SettingError(f"{key}={text!r} is too small: it must be at least 0.", fix=fix)
     return value

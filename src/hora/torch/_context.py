@@ -29,6 +29,7 @@ from hora.torch._guard import Guard
 from hora.torch._member import Member
 from hora.torch._places import device_of, run_directory, versions
 from hora.torch._presence import Presence
+from hora.torch.engines import Group
 
 if TYPE_CHECKING:
     from hora.torch._process_sets import ProcessSet
@@ -215,6 +216,8 @@ def _init(
         generation=generation,
     )
     _current.timeline.mark("init", host=platform.node())
+    if isinstance(meeting.group, Group):
+        meeting.group.queue.stalls.after = settings.stall_warning
     if guard is not None:
         from hora.torch.watch import _watch  # it is of no use without a guard, and imports much
 

@@ -149,8 +149,8 @@ def reduce(team: Team, call: Call, flat: torch.Tensor, root: int, op: Any) -> St
             reduce_into(piece, slots, op)
 
 
-def broadcast(team: Team, call: Call, flat: torch.Tensor, root: int) -> Steps:
-    """Replace ``flat`` by the root's."""
+def broadcast(team: Team, call: Call, flat: torch.Tensor, root: int, *, to: int | None = None) -> Steps:
+    """Replace ``flat`` by the root's: on all ranks, or on one."""
     begun = False
     for piece in _pieces(flat, SLOT):
         slots = team.slots(flat.dtype, piece.numel())
@@ -158,7 +158,7 @@ def broadcast(team: Team, call: Call, flat: torch.Tensor, root: int) -> Steps:
             slots[root].copy_(piece)
         yield from _meet(team) if begun else _begin(team, call)
         begun = True
-        if team.index != root:
+        if team.index != root if to is None else team.index == to:
             piece.copy_(slots[root])
 
 

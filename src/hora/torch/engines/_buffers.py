@@ -1,17 +1,25 @@
 """Vectors in shared memory, in which ranks of one host read each other's data without copying it."""
 
+# torch declares `reduceOp` with a narrower type than it takes.
+# mypy: disable-error-code="assignment"
+
 from __future__ import annotations
 
 import bisect
+import logging
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from hora.torch.engines._memory import Segment
 
-__all__ = ["Buffer", "Buffers", "same_buffer"]
+__all__ = ["Buffer", "Buffers", "same_buffer", "shared_vector"]
+
+_log = logging.getLogger(__name__)
 
 LINE = 4096
 """Bytes at whose multiples the ranks' parts of a buffer start: pages."""
@@ -125,6 +133,45 @@ class Buffers:
             buffer = self._numbered.pop(self._unused.pop())
             at = self._sorted.index(buffer)
             del self._starts[at], self._sorted[at]
+
+
+def shared_vector(group: Any, count: int, dtype: torch.dtype, wait: Callable[[Any], None]) -> torch.Tensor:
+    """A vector in memory that all ranks of the group share, or in ordinary memory on all of them."""
+    buffers: Buffers = group.buffers
+    size, number = group.size(), buffers.next_number()
+    stride = Buffer.stride_of(count * dtype.itemsize)
+    text = torch.zeros(256, dtype=torch.uint8, device="cpu")
+    segment, problem = None, ""
+    if group.rank() == 0:
+        try:
+            segment, where = Segment.create(Buffer.size_of(stride, size))
+            text[: len(where)] = torch.frombuffer(bytearray(where.encode()), dtype=torch.uint8)
+        except (OSError, ValueError) as error:
+            problem = str(error)
+    broadcast = dist.BroadcastOptions()
+    broadcast.rootRank, broadcast.rootTensor = 0, 0
+    wait(group.broadcast([text], broadcast))
+    where = bytes(text.tolist()).rstrip(b"\0").decode()
+    if segment is None and where:
+        try:
+            segment = Segment.open(where)
+        except (OSError, ValueError) as error:
+            problem = str(error)
+    everyone = dist.AllreduceOptions()
+    everyone.reduceOp = dist.ReduceOp.MIN
+    shared = torch.tensor([0 if segment is None else 1], dtype=torch.uint8, device="cpu")
+    wait(group.allreduce([shared], everyone))
+    if segment is not None:
+        segment.seal()
+    if segment is None or not shared.item():
+        if problem:
+            _log.warning("No shared memory for a vector of %d %s: %s.", count, dtype, problem)
+        return torch.zeros(count, dtype=dtype, device="cpu")
+    segment.prefer_huge_pages()
+    buffer = Buffer(number, segment, stride=stride, index=group.rank(), size=size)
+    vector, owner = buffer.own(dtype, count)
+    buffers.add(buffer, owner)
+    return vector
 
 
 def same_buffer(places: Sequence[int]) -> bool:

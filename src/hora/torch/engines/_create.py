@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from hora.core.errors import WorldError
+from hora.core.settings import load
 from hora.torch.engines import _futex
 from hora.torch.engines._group import Group
 from hora.torch.engines._hosts import LEADER, HostsGroup
@@ -47,8 +48,10 @@ def create(options: Any, insist: Any = None) -> Any:
         insist: :class:`Insist`, or something else that other backends know.
 
     Raises:
+        SettingError: a ``HORA_*`` variable that is none.
         WorldError: the caller insists, and memory cannot be shared.
     """
+    stall_after = load().stall_warning
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
     members = list(options.global_ranks_in_group) or list(range(size))
     gloo = dist.ProcessGroupGloo(PrefixStore("gloo", options.store), rank, size, timeout=timeout)
@@ -72,13 +75,15 @@ def create(options: Any, insist: Any = None) -> Any:
     cores = len(os.sched_getaffinity(0))
     idle = cores >= team.size * (torch.get_num_threads() + 1)
     if len(hosts) == 1:
-        return Group(gloo, team, idle_cores=idle)
+        return Group(gloo, team, idle_cores=idle, stall_after=stall_after)
     leaders = None
     if team.index == LEADER:
         store = PrefixStore("leaders", options.store)
         place = next(place for place, host in enumerate(hosts) if rank in host)
         leaders = dist.ProcessGroupGloo(store, place, len(hosts), timeout=timeout)
-    return HostsGroup(gloo, team, idle_cores=idle, hosts=hosts, leaders=leaders)
+    return HostsGroup(
+        gloo, team, idle_cores=idle, stall_after=stall_after, hosts=hosts, members=members, leaders=leaders
+    )
 
 
 def _share(

@@ -46,6 +46,26 @@ _WIDE = {
 """Dtypes that add up in a wider one, so that they are rounded once and not once for each rank."""
 
 
+_ADDED = frozenset(
+    {
+        *_SIGNED,
+        *_WIDE,
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float32,
+        torch.float64,
+        torch.complex32,
+        torch.complex64,
+        torch.complex128,
+    }
+)
+"""Dtypes that can be added up; torch has others, of bits and of parts of bytes, that can be moved only."""
+
+
 def reducible(dtype: torch.dtype, op: Any) -> Any:
     """The plain form of a reduce operation.
 
@@ -57,6 +77,11 @@ def reducible(dtype: torch.dtype, op: Any) -> Any:
         raise CollectiveError(
             f"The shared-memory engine has no reduce operation {op}.",
             fix="Use SUM, AVG, MIN, MAX, PRODUCT, BAND, BOR or BXOR; scale the tensor before a SUM.",
+        )
+    if dtype not in _ADDED:
+        raise CollectiveError(
+            f"{kind.name} of {dtype} is not defined.",
+            fix="Convert the tensor to a dtype that torch can add, or move it with all_gather.",
         )
     bits = kind in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
     inexact = dtype.is_floating_point or dtype.is_complex
@@ -118,7 +143,9 @@ def _reduce_unsigned(output: torch.Tensor, sources: Sequence[torch.Tensor], kind
 
 def divide(tensor: torch.Tensor, count: int) -> None:
     """Make a sum of so many an average; integers are cut towards zero."""
-    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+    if tensor.dtype is torch.complex32:  # torch cannot divide these, but their parts
+        torch.view_as_real(tensor).div_(count)
+    elif tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         tensor.div_(count)
     else:
         tensor.div_(count, rounding_mode="trunc")

@@ -14,18 +14,15 @@ import os
 import threading
 import time
 import weakref
-from datetime import timedelta
 from typing import Any, Protocol
-
-import torch
-import torch.distributed as dist
-from torch.utils._python_dispatch import _disable_current_modes
 
 from hora.torch.engines._algorithms import Steps
 from hora.torch.engines._flag import Flag
+from hora.torch.engines._operation import Operation
+from hora.torch.engines._stalls import Stalls
 from hora.torch.engines._team import Team
 
-__all__ = ["DONE", "Observer", "Operation", "Queue"]
+__all__ = ["Observer", "Queue"]
 
 GRACE = 0.005
 """Seconds after which the thread goes on with what nobody waits for, on a host whose cores are all busy."""
@@ -33,8 +30,6 @@ GRACE = 0.005
 LONGEST = 1.0
 """Seconds that a thread waits at most for its turn before it looks again: a signal handler that raises may
 have kept the one before it from telling."""
-
-_FOREVER = timedelta(days=365)
 
 
 class Observer(Protocol):
@@ -53,106 +48,21 @@ class Observer(Protocol):
         """What to raise for the engine's error."""
 
 
-class Operation(dist.Work):
-    """A collective that has been called."""
-
-    def __init__(self, queue: Queue, steps: Steps, tensors: Any, what: str, *, place: Any = None) -> None:
-        super().__init__()
-        self.steps, self.what, self.place = steps, what, place
-        self.done = False
-        self.error: BaseException | None = None
-        self.waited = 0.0
-        self._queue, self._tensors = queue, tensors
-        self._future: torch.futures.Future[Any] | None = None
-        self._ended: torch.futures.Future[None] | None = None
-
-    def wait(self, timeout: timedelta = _FOREVER) -> bool:
-        """Wait until it has ended.
-
-        Raises:
-            RuntimeError: it failed; or it did not end within ``timeout``, and goes on.
-        """
-        if not self.done:
-            with torch.inference_mode(False), _disable_current_modes():  # as in a call
-                self._queue.run(self, timeout.total_seconds() if timeout > timedelta() else None)
-        if self.error is not None:
-            raise self.error
-        return True
-
-    def is_completed(self) -> bool:
-        return self.done
-
-    def is_success(self) -> bool:
-        return self.done and self.error is None
-
-    def exception(self) -> BaseException | None:
-        return self.error
-
-    def result(self) -> Any:
-        return self._tensors
-
-    def synchronize(self) -> None:
-        self.wait()
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        with self._queue.lock_of_futures:
-            if self._future is None:
-                self._ended = torch.futures.Future()
-                # C++ is told of an error by a callback that raises; of `set_exception` it knows nothing.
-                self._future = self._ended.then(self._outcome)
-            future = self._future
-        if self.done:
-            self.settle()
-        else:
-            self._queue.hurry()  # whoever waits for it in C++ cannot help
-        return future
-
-    def end(self, error: BaseException | None = None) -> None:
-        """It has ended. Whoever calls this calls :meth:`settle` when it holds no lock any more."""
-        self._queue._resume(self.place)
-        self.steps.close()
-        with self._queue.lock_of_futures:
-            self.error, self.done = error, True
-
-    def settle(self) -> None:
-        """If it has ended, complete its future, whose callbacks may call collectives themselves."""
-        with self._queue.lock_of_futures:
-            ended = self._ended if self.done else None
-            if ended is not None:
-                self._ended = None
-        if ended is not None:
-            ended.set_result(None)
-
-    def _outcome(self, _: Any) -> Any:
-        if self.error is not None:
-            raise self.error
-        return self._tensors
-
-
-class _Done(dist.Work):
-    """What a call that has waited returns."""
-
-    def wait(self, timeout: timedelta = _FOREVER) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-
-DONE = _Done()
-
-
 class Queue:
     """The collectives of one team.
 
     Args:
         team: who takes part.
         idle_cores: whether the host has cores on which nothing computes.
+        stall_after: seconds of waiting after which this host's ranks are told who has not come; 0: never.
         alone: whether only the thread goes on with what was started: a collective may block.
     """
 
-    def __init__(self, team: Team, *, idle_cores: bool, alone: bool = False) -> None:
-        self.team = team
+    def __init__(
+        self, team: Team, *, idle_cores: bool, stall_after: float = 0.0, alone: bool = False
+    ) -> None:
+        self.team, self.stalls = team, Stalls(team, after=stall_after)
+        self._called = 0
         self._alone = alone
         self.lock_of_futures = threading.Lock()
         self._grace = 0.0 if idle_cores else GRACE
@@ -176,10 +86,13 @@ class Queue:
         mine = False
         try:
             with self._lock:
+                self._called += 1
                 if not self._driven and not self._pending:
                     self._driven = mine = True
+                    self.stalls.number, self.stalls.what = self._called, what
                 else:
                     operation = Operation(self, steps, None, what, place=place)
+                    operation.number = self._called
                     self._pending.append(operation)
             if mine:
                 self._finish(steps, what, place)
@@ -200,6 +113,8 @@ class Queue:
                 operation.end(error)
                 return operation
         with self._lock:
+            self._called += 1
+            operation.number = self._called
             self._pending.append(operation)
         if not self._alone:
             while self._drive(0.0, wait=False):
@@ -268,11 +183,13 @@ class Queue:
         self.observer.stalled(place)  # until it is explained, as whoever explains looks at who waits
         return self.observer.explain(error)
 
-    def _sleep(self, seconds: float, place: Any) -> None:
-        """Wait for the other ranks; if that takes long, the observer is told."""
+    def _sleep(self, seconds: float, place: Any, waited: float) -> None:
+        """Wait for the other ranks; if that takes long, the observer is told, or who reads the log."""
         if self.team.sleep(seconds):
             return
-        if self.observer is not None and place is not None:
+        if self.observer is None:
+            self.stalls.here(waited)
+        elif place is not None:
             self.observer.stalled(place)
         self.team.look()
 
@@ -290,7 +207,7 @@ class Queue:
                 began = began or now
                 if now - began > team.timeout:
                     team.fail(_overdue(team, what))
-                self._sleep(team.timeout, place)
+                self._sleep(team.timeout, place, now - began)
         except BaseException as error:
             team.give_up(f"{what} ended by {type(error).__name__}: {error}")
             cause = self.explain(error, place)
@@ -323,6 +240,7 @@ class Queue:
         team, cause = self.team, None
         try:
             if not operation.done:  # else a signal kept it from being taken out
+                self.stalls.number, self.stalls.what = operation.number, operation.what
                 team.check()
                 for _ in operation.steps:
                     now = time.monotonic()
@@ -330,7 +248,7 @@ class Queue:
                         return
                     if operation.waited > team.timeout:
                         team.fail(_overdue(team, operation.what))
-                    self._sleep(deadline - now, operation.place)
+                    self._sleep(deadline - now, operation.place, operation.waited)
                     operation.waited += time.monotonic() - now
         except BaseException as error:
             team.give_up(f"{operation.what} ended by {type(error).__name__}: {error}")

@@ -9,9 +9,10 @@ have arrived once more, which they do after reading.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from torch.distributed import DistBackendError
 from hora.torch.engines import _futex
 from hora.torch.engines._memory import NONCE, Segment
 
-__all__ = ["SLOT", "Broken", "Team"]
+__all__ = ["SLICE", "SLOT", "Broken", "Team"]
 
 SLOT = 1 << 21
 """Bytes of a slot. What is larger passes in pieces: the fewer, the less waiting; two fit in the cache."""
@@ -45,6 +46,9 @@ _PAGE = 4096
 _REASON, _TEXT = 256, 512
 _STATE, _PID, _BORN, _ARRIVED = range(4)
 _HERE, _LEFT, _GAVE_UP = 1, 2, 3
+
+_AWAY, _NAMED = 8, 9
+"""Whether a rank waits for other hosts; the phase in which it has named those that did not come."""
 
 FREE = 2
 """The first place of each rank that is free for what the collectives tell; each has a word per parity."""
@@ -141,6 +145,28 @@ class Team:
         """The members that have not arrived in the phase in which this rank has."""
         arrived = self._fixed(_ARRIVED)
         return [self.members[i] for i in range(self.size) if arrived[i] < self.phase]
+
+    def is_speaker(self) -> bool:
+        """Whether it is for this rank to say that others have not come, and from now on said.
+
+        It is the first of those that wait, once in a phase; and the leader's if only that is missed because
+        it waits for other hosts itself.
+        """
+        arrived, named, away = self._fixed(_ARRIVED), self._fixed(_NAMED), self._fixed(_AWAY)
+        first = next(i for i in range(self.size) if arrived[i] >= self.phase or away[i])
+        if first != self.index or self.phase in named:
+            return False
+        self._rows[self._own + _NAMED] = self.phase
+        return True
+
+    @contextlib.contextmanager
+    def away(self) -> Iterator[None]:
+        """This rank waits for other hosts while the block runs."""
+        self._rows[self._own + _AWAY] = 1
+        try:
+            yield
+        finally:
+            self._rows[self._own + _AWAY] = 0
 
     def check(self) -> None:
         """Raise what has ended the team."""

@@ -8,14 +8,49 @@ from typing import Any
 
 import torch
 
+from hora.core.errors import CollectiveError
+
 __all__ = ["Flat", "Flats", "is_plain", "parts_of", "source", "split_rows", "vector"]
 
 Tensors = Sequence[torch.Tensor]
 
 
+_keys = torch._C._dispatch_keys
+
+
+def _known() -> int:
+    """The bits of what torch looks at in a plain tensor: memory of the CPU, read as it is or conjugated."""
+    one = torch.zeros(1, dtype=torch.complex64, device="cpu")
+    with torch.inference_mode():
+        other = torch.zeros(1, device="cpu")
+    known = 0
+    for tensor in (one, one.conj(), one.conj().imag, other):
+        known |= _keys(tensor).raw_repr()
+    return known
+
+
+_STRANGE = ~_known()
+
+
 def is_plain(tensors: Tensors) -> bool:
-    """Whether the engine takes these tensors."""
-    return all(tensor.is_cpu and tensor.layout is torch.strided for tensor in tensors)
+    """Whether the engine takes these tensors: those that are nothing but memory of the CPU.
+
+    Not so are those of other devices (meta, too), sparse and quantized ones, fake ones and other subclasses
+    with operations of their own, and those that a transformation (``vmap``, ``functionalize``) has wrapped.
+
+    Raises:
+        CollectiveError: the memory of one has been given back; torch would read it nevertheless.
+    """
+    for tensor in tensors:
+        if _keys(tensor).raw_repr() & _STRANGE:
+            return False
+        if not tensor.data_ptr() and tensor.numel():
+            raise CollectiveError(
+                f"A tensor of shape {tuple(tensor.shape)} has no memory: its storage was resized to 0 bytes.",
+                fix="Give it memory first: tensor.untyped_storage().resize_(tensor.nbytes); FSDP's "
+                "unshard() does that for its parameters.",
+            )
+    return True
 
 
 def vector(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -27,7 +62,7 @@ def vector(tensor: torch.Tensor) -> torch.Tensor | None:
         return None
     if tensor.is_inference():  # it may be written in inference mode only, which is each thread's own
         return _alias(tensor)
-    return tensor.data if tensor.dim() == 1 else tensor.data.view(-1)
+    return _in_a_row(tensor.data)
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
@@ -39,7 +74,14 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
 
 def source(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's elements as a vector, copied where they are not one behind the other."""
-    return tensor.data.resolve_conj().resolve_neg().reshape(-1)
+    return _in_a_row(tensor.data.resolve_conj().resolve_neg().contiguous())
+
+
+def _in_a_row(data: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor as a vector. A single element may have any stride, which views cannot bear."""
+    if data.dim() == 1 and data.stride(0) == 1:
+        return data
+    return data.as_strided((data.numel(),), (1,))
 
 
 class Flat:

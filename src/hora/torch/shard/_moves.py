@@ -24,12 +24,25 @@ _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.redu
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-def start_scatter(output: torch.Tensor, wire: torch.Tensor, group: dist.ProcessGroup) -> Any:
-    """Start summing ``wire`` over the ranks; ``output`` gets this rank's row of the sum."""
+def start_scatter(
+    output: torch.Tensor,
+    wire: torch.Tensor,
+    group: dist.ProcessGroup,
+    *,
+    timeout: datetime.timedelta | None = None,
+) -> Any:
+    """Start summing ``wire`` over the ranks; ``output`` gets this rank's row of the sum.
+
+    Gloo gives up after ``timeout``, or after the group's; other engines have one of their own.
+    """
     if not _is_gloo(group, wire.device):
         return _reduce_scatter(output, wire, op=dist.ReduceOp.SUM, group=group, async_op=True)
     received = torch.empty_like(wire)
-    work = dist.all_to_all_single(received, wire, group=group, async_op=True)
+    options = dist.AllToAllOptions()
+    options.asyncOp = True
+    if timeout is not None:
+        options.timeout = timeout
+    work = group.alltoall_base(received, wire, [], [], options)
     rows = received.view(group.size(), *output.shape)
     return _Works([work], lambda: _add_up(rows, output))
 

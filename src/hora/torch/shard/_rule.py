@@ -49,16 +49,16 @@ class ShardRule(Rule):
         *,
         timeout: datetime.timedelta | None = None,
     ) -> Sent:
-        """Start summing the bucket over the ranks; ``torch.distributed`` takes no timeout for it."""
+        """Start summing the bucket over the ranks."""
         assert not isinstance(self.compression, GradientCompression), "of() refuses it"
         if self.size == 1:
             return Sent(None, None, None)
         group = self.process_set.group
         wire, context = self.compression.compress(bucket.wire)
         if wire is bucket.wire:
-            return Sent(start_scatter(bucket.result, wire, group), None, None)
+            return Sent(start_scatter(bucket.result, wire, group, timeout=timeout), None, None)
         output = torch.empty_like(bucket.result, dtype=wire.dtype)
-        return Sent(start_scatter(output, wire, group), output, context)
+        return Sent(start_scatter(output, wire, group, timeout=timeout), output, context)
 
     def receive(self, bucket: Any, sent: Sent) -> None:
         """After the work has ended: the bucket has this rank's chunk of the sum."""
