@@ -27,7 +27,7 @@ from hora.torch.engines._modes import undisturbed
 from hora.torch.engines._operation import DONE
 from hora.torch.engines._queue import Queue
 from hora.torch.engines._team import Team
-from hora.torch.engines._vectors import Flat, Flats, is_plain, parts_of, source, split_rows, vector
+from hora.torch.engines._vectors import Flat, Flats, is_plain, parts_of, plain_vector, source, split_rows
 
 __all__ = ["Group"]
 
@@ -91,15 +91,12 @@ class Group(dist.ProcessGroup):
     @undisturbed
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
         opts = dist.AllreduceOptions() if opts is None else opts
+        flat = plain_vector(tensors[0]) if len(tensors) == 1 else None  # by far the most frequent
+        if flat is not None:
+            call, op = self._reduction("all_reduce", flat, opts.reduceOp)
+            return self._run(self._reduce_everywhere(call, flat, op), call, opts, tensors)
         if not is_plain(tensors):
             return self.ordinary.allreduce(tensors, opts)
-        if len(tensors) == 1:
-            (tensor,) = tensors
-            flat = vector(tensor)
-            if flat is not None:
-                call, op = self._reduction("all_reduce", tensor, opts.reduceOp)
-                steps = self._reduce_everywhere(call, flat, op)
-                return self._run(steps, call, opts, tensors)
         return self._all_reduce(tensors, opts)
 
     @undisturbed
@@ -371,7 +368,7 @@ class Group(dist.ProcessGroup):
 
     def _reduction(self, name: str, tensor: torch.Tensor, op: Any, how: str = "") -> tuple[Call, Any]:
         """What all ranks must call alike, and the operation's plain form."""
-        key = (name, tensor.dtype, tensor.numel(), op.op, how)
+        key = (name, tensor.dtype, tensor.numel(), hash(op), how)  # its number: torch compares them slowly
         found = self._reductions.get(key)
         if found is None:
             kind = reducible(tensor.dtype, op)

@@ -10,7 +10,7 @@ import torch
 
 from hora.core.errors import CollectiveError
 
-__all__ = ["Flat", "Flats", "is_plain", "parts_of", "source", "split_rows", "vector"]
+__all__ = ["Flat", "Flats", "is_plain", "parts_of", "plain_vector", "source", "split_rows", "vector"]
 
 Tensors = Sequence[torch.Tensor]
 
@@ -30,6 +30,7 @@ def _known() -> int:
 
 
 _STRANGE = ~_known()
+_COMMON = _keys(torch.zeros(1, device="cpu")).raw_repr()
 
 
 def is_plain(tensors: Tensors) -> bool:
@@ -51,6 +52,13 @@ def is_plain(tensors: Tensors) -> bool:
                 "unshard() does that for its parameters.",
             )
     return True
+
+
+def plain_vector(tensor: torch.Tensor) -> torch.Tensor | None:
+    """What :func:`vector` gives, for the tensors that nearly all calls have; None says nothing of others."""
+    if _keys(tensor).raw_repr() != _COMMON or not tensor.is_contiguous() or not tensor.data_ptr():
+        return None
+    return _in_a_row(tensor.data)
 
 
 def vector(tensor: torch.Tensor) -> torch.Tensor | None:
