@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import random
 import shutil
@@ -116,7 +117,7 @@ def run(directory: Path, *, fuse: tuple[int, int] | None, delay: float, steps: i
             if pid == 0:
                 os.close(reader)
                 own = Fuse(fuse[1]) if fuse is not None and fuse[0] == rank else None
-                _child(rank, Path(folder), writer, lambda own=own: attempt(directory, own, steps))
+                _child(rank, Path(folder), writer, functools.partial(attempt, directory, own, steps))
             os.close(writer)
             pids.append(pid)
             pipes.append(reader)

@@ -16,6 +16,7 @@ imports a framework.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -216,7 +217,7 @@ def problem_of(folder: Path, commit: Commit, names: Iterable[str] | None = None)
 
 
 def prune(
-    directory: Path,
+    there: Iterable[Place],
     *,
     keep: int,
     keep_every: int | None = None,
@@ -229,7 +230,7 @@ def prune(
     step that ``keep_every`` divides. Folders without a marker were left by a run that was killed, and go.
 
     Args:
-        directory: of the run that holds its lock.
+        there: what :func:`places` found in the directory of the run that holds its lock.
         keep: how many good ones, at least 1.
         keep_every: steps; None: none is kept for ever.
         damaged: folders with a marker that are known not to be good.
@@ -240,7 +241,7 @@ def prune(
     """
     removed: list[Place] = []
     steps: set[int] = set()
-    for place in places(directory):
+    for place in there:
         marked = (place.path / MARKER).exists()
         if place.path in spare:
             continue
@@ -261,8 +262,9 @@ def remove(folder: Path) -> None:
     Raises:
         OSError: it cannot be removed.
     """
-    (folder / MARKER).unlink(missing_ok=True)
-    shutil.rmtree(folder)
+    with contextlib.suppress(FileNotFoundError):  # somebody else removes it too
+        (folder / MARKER).unlink(missing_ok=True)
+        shutil.rmtree(folder)
 
 
 def digest_of(path: Path) -> str:

@@ -59,7 +59,7 @@ def save(
             one that another run writes to.
     """
     context = required("save")
-    return _writer(context, directory_of(context, directory)).save(
+    return _writer_of(context, directory_of(context, directory)).save(
         state, step, Policy(keep=keep, keep_every=keep_every)
     )
 
@@ -80,12 +80,11 @@ def restore(state: Any, *, directory: Path | str | None = None) -> int | None:
         The step of the checkpoint; None: there is none, and the objects are as they were.
 
     Raises:
-        CheckpointError: the objects are not those that were saved, all checkpoints are damaged, or another
-            run writes to the directory.
+        CheckpointError: the objects are not those that were saved, or all checkpoints are damaged.
     """
     context = required("restore")
     own = directory_of(context, directory)
-    writer = _writer(context, own)
+    writer = _writer_of(context, own)
     resume = resume_of(context)
     for place in (own, resume):
         if place is None:
@@ -134,9 +133,11 @@ class Checkpoints:
 
     Attributes:
         steps: steps made, those before a restore included.
+        last: the newest save of this object; None before the first.
 
     Raises:
         CheckpointError: ``every`` or ``keep`` below 1, no directory, or one that another run writes to.
+        RunDirectoryError: the directory cannot be written.
     """
 
     def __init__(
@@ -154,10 +155,12 @@ class Checkpoints:
         self.steps = 0
         self._state = state
         self._every, self._keep, self._keep_every = every, keep, keep_every
-        self._directory = directory_of(required("Checkpoints"), directory)
+        context = required("Checkpoints")
+        self._directory = directory_of(context, directory)
         self._saved: int | None = None
-        self._newest: Save | None = None
+        self.last: Save | None = None
         self._have = False  # one that was committed, or restored
+        _writer_of(context, self._directory).claim()
 
     def restore(self) -> int | None:
         """Put the newest good checkpoint into the objects; its step, or None if there is none."""
@@ -186,15 +189,15 @@ class Checkpoints:
 
     def save(self) -> Save:
         """Save now."""
-        self._have |= _committed(self._newest)
+        self._have |= _committed(self.last)
         self._saved = self.steps
-        self._newest = save(
+        self.last = save(
             self._state, self.steps, directory=self._directory, keep=self._keep, keep_every=self._keep_every
         )
-        return self._newest
+        return self.last
 
     def _save_at_last(self) -> None:
-        before = self._newest
+        before = self.last
         newest = self.save() if before is None or self._saved != self.steps else before
         try:
             newest.wait()
@@ -225,7 +228,7 @@ _repeated: weakref.WeakSet[Context] = weakref.WeakSet()
 _writers: dict[Path, Writer] = {}
 
 
-def _writer(context: Context, directory: Path) -> Writer:
+def _writer_of(context: Context, directory: Path) -> Writer:
     found = _writers.get(directory)
     if found is None or found.context is not context:
         found = _writers[directory] = Writer(context, directory, Teller(context))

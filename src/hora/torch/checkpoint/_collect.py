@@ -36,9 +36,13 @@ class Collected:
     Attributes:
         tensors: name -> tensor, ``DTensor`` or part of a line; they are the objects' own, not copies.
         values: all else, as JSON holds it.
+        optimizers: those among the objects.
+        kept_until_step: names of the tensors that only a step of these changes.
     """
 
     tensors: dict[str, Any] = field(default_factory=dict)
+    optimizers: list[Optimizer] = field(default_factory=list)
+    kept_until_step: set[str] = field(default_factory=set)
     values: dict[str, Any] = field(default_factory=dict)
 
     def text(self) -> bytes:
@@ -97,7 +101,8 @@ def _collected(key: str, value: Any, found: Collected, names: Mapping[int, str],
         }
         return {"kind": "module", "tree": tree}
     if isinstance(value, Optimizer):
-        tree = _optimizers.collect(key, value, names, _keeper(found, rank, shared=True), found.tensors)
+        tree = _optimizers.collect(key, value, names, _keeper(found, rank, shared=True), found)
+        found.optimizers.append(value)
         return {"kind": "optimizer", "tree": tree}
     if isinstance(value, torch.Generator):
         return {"kind": "generator", "tree": encode(key, value.get_state(), _keeper(found, rank))}

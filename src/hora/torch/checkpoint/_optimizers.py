@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -17,6 +17,9 @@ from torch.optim import Optimizer
 
 from hora.core.errors import CheckpointError
 from hora.torch.checkpoint._encode import Keep, decode, encode
+
+if TYPE_CHECKING:
+    from hora.torch.checkpoint._collect import Collected
 
 __all__ = ["Part", "collect", "loaded", "names_of"]
 
@@ -59,9 +62,10 @@ def names_of(state: Mapping[str, Any]) -> dict[int, str]:
 
 
 def collect(
-    key: str, optimizer: Optimizer, names: Mapping[int, str], keep: Keep, tensors: MutableMapping[str, Any]
+    key: str, optimizer: Optimizer, names: Mapping[int, str], keep: Keep, found: Collected
 ) -> dict[str, Any]:
     """What an optimizer has to save, as JSON holds it; its tensors are taken in."""
+    before = set(found.tensors)
     attachment = vars(optimizer).get("_hora")
     own = [
         [_name(names, number, place, parameter) for place, parameter in enumerate(group["params"])]
@@ -70,7 +74,9 @@ def collect(
     tree: dict[str, Any] = {"spread": False, "groups": [], "state": {}}
     if attachment is not None and attachment.shards is not None:
         tree["spread"] = True
-        tree["state"] = _parts(key, optimizer, attachment.shards, names=names, keep=keep, tensors=tensors)
+        tree["state"] = _parts(
+            key, optimizer, attachment.shards, names=names, keep=keep, tensors=found.tensors
+        )
         groups = optimizer.param_groups
         extra: dict[str, Any] = {}
     elif attachment is not None and attachment.fully:
@@ -100,6 +106,7 @@ def collect(
                 )
         groups = told["param_groups"]
         extra = {name: value for name, value in told.items() if name not in ("state", "param_groups")}
+    found.kept_until_step |= set(found.tensors) - before  # a schedule may change what is in the groups
     for number, (group, line) in enumerate(zip(groups, own, strict=True)):
         rest = {name: value for name, value in group.items() if name != "params"}
         tree["groups"].append({"params": line, "rest": encode(f"{key}/group-{number}", rest, keep)})

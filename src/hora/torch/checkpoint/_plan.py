@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
@@ -19,7 +21,7 @@ from hora.torch.checkpoint._collect import Collected
 from hora.torch.checkpoint._optimizers import Part
 from hora.torch.checkpoint._storage import spans_of
 
-__all__ = ["Planned", "Plans", "copy", "signature"]
+__all__ = ["Copy", "Planned", "Plans", "signature"]
 
 
 @dataclass
@@ -72,7 +74,7 @@ class Plans:
             storage_data={index: span for file in files for index, span in file.spans.items()},
         )
         plan, file = planner.finish_plan(plans[rank]), files[rank]
-        buffer = torch.zeros(file.size, dtype=torch.uint8, pin_memory=context.device.type == "cuda")
+        buffer = _memory(file.size, pin=context.device.type == "cuda")
         buffer[: len(file.header)] = torch.frombuffer(bytearray(file.header), dtype=torch.uint8)
         layout = _layout.dump(metadata, world=size) if rank == 0 else b""
         made = Planned(agreed, plan, layout, buffer)
@@ -84,17 +86,68 @@ class Plans:
         return made
 
 
-def copy(planned: Planned, collected: Collected, device: torch.device) -> Any:
-    """Copy what this rank writes; what to synchronize with before the copy is read, None: nothing."""
-    sources = [_local(collected.tensors[item.index.fqn]) for item in planned.plan.items]
-    with torch.no_grad():
-        if sources:
-            torch._foreach_copy_(planned.views, sources, non_blocking=True)
-    if device.type != "cuda":
-        return None
-    event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
-    return event
+class Copy:
+    """The copy of what this rank writes: a part of it is made at once, the rest by a thread of its own.
+
+    An optimizer's state is changed by its ``step()`` and by nothing else, so that it need not be copied
+    before the next step. All else may change as soon as ``save`` has returned. On a GPU all is copied at
+    once, which the host does not wait for.
+
+    Args:
+        planned: what is written, and where to.
+        collected: the objects' tensors.
+        device: where this rank computes.
+        later: whether anything may be left to the thread.
+    """
+
+    def __init__(self, planned: Planned, collected: Collected, device: torch.device, *, later: bool) -> None:
+        self._later: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+        self._thread: threading.Thread | None = None
+        self._event: Any = None
+        now: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for item, view in zip(planned.plan.items, planned.views, strict=True):
+            name = item.index.fqn
+            source = _local(collected.tensors[name])
+            if later and name in collected.kept_until_step and source.is_cpu:
+                self._later.append((view, source, source._version))
+            else:
+                now.append((view, source))
+        with torch.no_grad():
+            if now:
+                views, sources = zip(*now, strict=True)
+                torch._foreach_copy_(views, sources, non_blocking=True)
+        if device.type == "cuda":
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+        if self._later:  # not before: the two would take the core from each other
+            self._thread = threading.Thread(target=self._rest, name="hora-copy", daemon=True)
+            self._thread.start()
+
+    def wait(self) -> None:
+        """Until everything may be changed."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def finish(self) -> bool:
+        """Wait until the copy can be read; whether it is of one moment: nothing was changed meanwhile."""
+        self.wait()
+        if self._event is not None:
+            self._event.synchronize()
+        return all(source._version == version for _, source, version in self._later)
+
+    def _rest(self) -> None:
+        with torch.no_grad():
+            for view, source, _ in self._later:
+                view.copy_(source)
+
+
+def _memory(size: int, *, pin: bool) -> torch.Tensor:
+    """Bytes, all of them zero and in memory by now."""
+    if pin:
+        return torch.zeros(size, dtype=torch.uint8, pin_memory=True)
+    # Unlike torch, numpy asks for huge pages, which make copies to it faster.
+    found = torch.from_numpy(numpy.empty(size, dtype=numpy.uint8))
+    return found.zero_()
 
 
 def signature(tensors: Mapping[str, Any]) -> int:

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import itertools
 import json
+import os
 import queue
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import DistError
+from torch.optim import Optimizer
 
 from hora.core import commits
 from hora.core.commits import Commit, Place
@@ -29,10 +34,11 @@ from hora.core.errors import CheckpointError, HoraError, RunDirectoryError
 from hora.core.lock import DirectoryLock
 from hora.torch._context import Context
 from hora.torch._guard import collective
+from hora.torch._objects import send_object
 from hora.torch._wire import start_gather, wait_for
 from hora.torch.checkpoint import _layout
 from hora.torch.checkpoint._collect import collect
-from hora.torch.checkpoint._plan import Plans, copy, signature
+from hora.torch.checkpoint._plan import Copy, Plans, signature
 from hora.torch.checkpoint._save import Policy, Save
 from hora.torch.checkpoint._storage import write_file
 from hora.torch.checkpoint._tell import Teller
@@ -41,6 +47,9 @@ __all__ = ["Writer"]
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.002, 0.2
 """Seconds between looks for the other ranks' words in the store; the pause doubles."""
+
+NICE = 10
+"""Of the thread: where cores are scarce, training has nine times its share, by Linux's table of weights."""
 
 LAST_WORDS = 3.0
 """Seconds that a failing rank waits until what it has copied is written: others may go on from there."""
@@ -55,7 +64,7 @@ class _Work:
     values: bytes
     layout: bytes
     policy: Policy
-    event: Any = None
+    copy: Copy
 
 
 class Writer:
@@ -84,19 +93,32 @@ class Writer:
         self._works: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
+        self._later = True
+        self._copy: Copy | None = None
+        self._watched: weakref.WeakKeyDictionary[Optimizer, Any] = weakref.WeakKeyDictionary()
         self._store: Any = None
         self._spans: collections.deque[tuple[float, float]] = collections.deque()
         self._serial = next(_serials)  # equal on all ranks: they make the same writers
 
     # --- while training waits -------------------------------------------------------------------
 
-    def lock(self) -> None:
-        """Take the directory for this run; rank 0 does.
+    def claim(self) -> None:
+        """Take the directory for this run. Every rank calls it.
 
         Raises:
             CheckpointError: another run has it.
             RunDirectoryError: it cannot be written.
         """
+        problem: HoraError | None = None
+        try:
+            self._lock_it()
+        except (CheckpointError, RunDirectoryError) as error:
+            problem = error
+        problem = send_object(problem, 0, self.context)
+        if problem is not None:
+            raise problem
+
+    def _lock_it(self) -> None:
         if self._lock is None and self._rank == 0:
             run = self.context.run
             about = {"run": None if run is None else str(run.path), "job": self.context.settings.job}
@@ -142,7 +164,9 @@ class Writer:
             save._ended_with(reason)
             return save
         planned = self._plans.planned(collected, tuple(line[0] for line in told))
-        event = copy(planned, collected, context.device)
+        copy = self._copy = Copy(planned, collected, context.device, later=self._later)
+        for optimizer in collected.optimizers:
+            self._watch(optimizer)
         self._number += 1
         self._last = save
         self._begin().put(
@@ -154,10 +178,16 @@ class Writer:
                 values=collected.text(),
                 layout=planned.layout,
                 policy=policy,
-                event=event,
+                copy=copy,
             )
         )
         return save
+
+    def _watch(self, optimizer: Optimizer) -> None:
+        """Let the steps of an optimizer wait until its state is copied."""
+        if optimizer not in self._watched:
+            hook = functools.partial(_settle, weakref.ref(self))
+            self._watched[optimizer] = optimizer.register_step_pre_hook(hook)
 
     def _show(self) -> None:
         """Put what the thread has done into the timeline, which is this thread's."""
@@ -167,7 +197,7 @@ class Writer:
     def _prepare(self, step: int) -> tuple[int, Exception | None]:
         """Make the folder; its attempt, or why there is none."""
         try:
-            self.lock()
+            self._lock_it()
             # The thread may look for folders without a marker to remove them at any moment.
             place = self._place = commits.free_place(self.directory, step)
             place.path.mkdir()
@@ -202,6 +232,8 @@ class Writer:
         return self._works
 
     def _run(self) -> None:
+        if sys.platform == "linux":  # where a thread has a priority of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         while (work := self._works.get()) is not None:
             started = time.time()
             try:
@@ -216,8 +248,12 @@ class Writer:
         """Write this rank's files; their sizes and digests, or why they could not be written."""
         files: dict[str, tuple[int, str]] = {}
         try:
-            if work.event is not None:
-                work.event.synchronize()
+            if not work.copy.finish():
+                self._later = False
+                return (
+                    {},
+                    "the optimizer's state was changed by something else than step() while it was copied",
+                )
             tensors, values = _layout.rank_files(self._rank)
             files[tensors] = write_file(work.place.path / tensors, work.data.numpy())
             files[values] = write_file(work.place.path / values, work.values)
@@ -266,14 +302,16 @@ class Writer:
         self._prune(work)
 
     def _prune(self, work: _Work) -> None:
-        spare = {self._place.path} if self._place is not None and self._place != work.place else set()
         try:
+            there = commits.places(self.directory)
+            # Looked at after that: the next folder is made when it is known here.
+            own = self._place
             gone = commits.prune(
-                self.directory,
+                there,
                 keep=work.policy.keep,
                 keep_every=work.policy.keep_every,
                 damaged=self.damaged,
-                spare=spare,
+                spare=() if own is None or own == work.place else (own.path,),
             )
             self.damaged -= {place.path for place in gone}
         except OSError as error:
@@ -321,8 +359,17 @@ class Writer:
             self._thread.join(LAST_WORDS if failing else self.context.settings.timeout)
             self._stop.set()
             self._show()
+        for hook in self._watched.values():
+            hook.remove()
         if self._lock is not None:
             self._lock.release()
+
+
+def _settle(writer: weakref.ref[Writer], *_: Any) -> None:
+    found = writer()
+    if found is not None and found._copy is not None:
+        found._copy.wait()
+        found._copy = None
 
 
 _FAILED, _REFUSED = -1, -2
