@@ -84,6 +84,23 @@ def test_state_that_is_changed_otherwise_fails_the_save_and_later_ones_copy_it_a
 
 
 @ranks(2)
+def test_steps_that_follow_at_once_are_no_change(tmp_path: Path) -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(50)) for _ in range(20)]
+    optimizer = torch.optim.SGD(parameters, lr=1.0, momentum=1.0)
+    for parameter in parameters:
+        parameter.grad = torch.ones(50)
+    saves = []
+    for step in range(1, 101):
+        optimizer.step()
+        saves.append(hora.save({"optimizer": optimizer}, step, directory=tmp_path))
+    for save in saves:
+        save.wait(20)
+    assert hora.restore({"optimizer": optimizer}, directory=tmp_path) == 100
+    for parameter in parameters:
+        assert optimizer.state[parameter]["momentum_buffer"].tolist() == [100.0] * 50
+
+
+@ranks(2)
 def test_parameters_may_be_changed_as_soon_as_save_returns(tmp_path: Path) -> None:
     parameter = torch.nn.Parameter(torch.zeros(2_000_000))
     model = torch.nn.ParameterDict({"p": parameter})

@@ -104,6 +104,7 @@ class Copy:
         self._later: list[tuple[torch.Tensor, torch.Tensor, int]] = []
         self._thread: threading.Thread | None = None
         self._event: Any = None
+        self._intact = True
         now: list[tuple[torch.Tensor, torch.Tensor]] = []
         for item, view in zip(planned.plan.items, planned.views, strict=True):
             name = item.index.fqn
@@ -133,12 +134,14 @@ class Copy:
         self.wait()
         if self._event is not None:
             self._event.synchronize()
-        return all(source._version == version for _, source, version in self._later)
+        return self._intact
 
     def _rest(self) -> None:
         with torch.no_grad():
             for view, source, _ in self._later:
                 view.copy_(source)
+        # Looked at here: with the end of this thread a step may begin.
+        self._intact = all(source._version == version for _, source, version in self._later)
 
 
 def _memory(size: int, *, pin: bool) -> torch.Tensor:
