@@ -83,7 +83,7 @@ def test_signals_are_given_back_and_those_of_others_left_alone() -> None:
     assert calls == [signal.SIGTERM]  # the script's own handler was called too
     hora.shutdown()
     assert signal.getsignal(signal.SIGTERM) is own
-    assert not _edge.installed()
+    assert not _edge.expected()
 
 
 @ranks(1)
@@ -139,12 +139,20 @@ for step in range(1, 4000):
 
 @pytest.mark.parametrize("persistent", [False, True])
 @ranks(2)
-def test_loader_processes_outlive_the_signals_and_end_with_the_loader(persistent: bool) -> None:
+def test_loader_processes_outlive_the_signals_and_end_with_the_loader(
+    persistent: bool, tmp_path: Path
+) -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-    edge = step_edge()
+    # The loader's processes start before the first step edge, from which on the rank waits for signals.
+    hora.Checkpoints({}, directory=tmp_path)
     dataset = [torch.tensor([index]) for index in range(64)]
     loader = hora.data_loader(
-        dataset, global_batch=4, num_workers=2, shuffle=False, persistent_workers=persistent
+        dataset,
+        global_batch=4,
+        num_workers=2,
+        shuffle=False,
+        persistent_workers=persistent,
+        prefetch_factor=1,  # what follows the signal is not loaded yet
     )
     seen: list[int] = []
     stopped_at = 0
@@ -159,7 +167,7 @@ def test_loader_processes_outlive_the_signals_and_end_with_the_loader(persistent
             for pid in (*children, os.getpid()):  # as Slurm does
                 os.kill(pid, signal.SIGTERM)
                 os.kill(pid, signal.SIGUSR1)
-        if edge.asked():
+        if step_edge().asked():
             stopped_at = step
             break
     first = 2 * hora.rank()

@@ -90,7 +90,7 @@ def test_a_training_through_everything(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "hora.cli", "run", "-n", "2", "--run-dir", run, *options, "train.py"]
         env = environment | variables
         return subprocess.run(
-            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=90, check=False
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=140, check=False
         )
 
     first = job("first", "--restarts", "2", FAULTS="yes")

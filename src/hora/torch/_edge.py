@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -24,7 +25,7 @@ from hora.torch._context import Context, required
 from hora.torch._exchange import barrier
 from hora.torch._handles import Handle, synchronize
 
-__all__ = ["SIGNALS", "StepEdge", "installed", "step_edge"]
+__all__ = ["SIGNALS", "StepEdge", "expect", "expected", "step_edge"]
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """What schedulers send before they take a machine away."""
@@ -39,20 +40,28 @@ def step_edge() -> StepEdge:
     context = required("step_edge")
     found = _edges.get(id(context))
     if found is None:
+        expect()
         found = _edges[id(context)] = StepEdge(context)
         context.closing.append(lambda: _close(context))
     return found
 
 
-def installed() -> bool:
-    """Whether this process, or the one that it was forked from, stops at step edges."""
-    return any(edge.armed for edge in _edges.values())
+def expect() -> None:
+    """There will be step edges: loader processes that are started from now on outlive the signals."""
+    _expecting.add(required("expect"))
+
+
+def expected() -> bool:
+    """Whether this process, or the one that it was forked from, stops at step edges, or is going to."""
+    return bool(_expecting)
 
 
 _edges: dict[int, StepEdge] = {}
+_expecting: weakref.WeakSet[Context] = weakref.WeakSet()
 
 
 def _close(context: Context) -> None:
+    _expecting.discard(context)
     _edges.pop(id(context)).close()
 
 

@@ -111,7 +111,7 @@ class SampleFetcher:
     def fetch(self, order: NDArray[np.int64], shares: Shares, *, seed: int, epoch: int) -> Iterator[Any]:
         self._plan.set(order, shares, seed=seed, epoch=epoch)
         batches = iter(self._loader)
-        if _edge.installed():
+        if _edge.expected():
             for process in getattr(batches, "_workers", ()):
                 # The rank alone ends them, and SIGTERM does not any more: see _outlive_signals.
                 process._popen.terminate = process._popen.kill
@@ -178,7 +178,7 @@ def _outlive_signals(_: int) -> None:
 
     Slurm sends SIGTERM and SIGUSR1 to all processes of a job, not to the ranks alone.
     """
-    if not _edge.installed():
+    if not _edge.expected():
         return
     rank = os.getppid()
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from hora.core.errors import CheckpointError
 from hora.torch._context import Context, required
-from hora.torch._edge import step_edge
+from hora.torch._edge import expect, step_edge
 from hora.torch.checkpoint import _restore
 from hora.torch.checkpoint._save import Policy, Save
 from hora.torch.checkpoint._tell import Teller, tell_damaged
@@ -159,6 +159,7 @@ class Checkpoints:
         self._directory = directory_of(context, directory)
         self._saved: int | None = None
         self.last: Save | None = None
+        expect()
         self._have = False  # one that was committed, or restored
         _writer_of(context, self._directory).claim()
 
