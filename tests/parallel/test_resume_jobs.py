@@ -35,7 +35,9 @@ def everybody(number):
 def train(folder=None, fault=lambda step: None):
     torch.manual_seed(hora.rank())
     loader = hora.data_loader(Points(), global_batch=4, seed=3, num_workers=2, persistent_workers=True)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Dropout(0.3), torch.nn.Linear(4, 1)).double()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.3), torch.nn.Linear(4, 1)
+    ).double()
     optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
     hora.broadcast_parameters(model)
     state = {"model": model, "optimizer": optimizer, "loader": loader}
@@ -101,6 +103,10 @@ def test_a_training_through_everything(tmp_path: Path) -> None:
     assert "hora: stopped by SIGTERM after step 11; the checkpoint of step 11 is saved." in first.stderr
     about = json.loads((tmp_path / "first" / "run.json").read_text())
     assert [(one["exit_code"], one["saved"]) for one in about["attempts"]] == [(137, 6), (75, 11)]
+
+    # That each rank has its own statistics in the midst of a training is no finding.
+    verdicts = (tmp_path / "first" / "verdicts.jsonl").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in verdicts] == ["plan", "rank-failed", "plan"]
 
     second = job("second", "--resume", "first")
     assert second.returncode == 0, second.stderr

@@ -117,6 +117,8 @@ class StepEdge:
             step: steps that have been made.
         """
         barrier()
+        if self._context.watch is not None:
+            self._context.watch.stops_for_now()
         tell("stopped", step=step)
         raise StopForNow
 

@@ -27,9 +27,15 @@ CLOSELY = 32
 
 
 class Prints:
-    """Takes fingerprints and sends them."""
+    """Takes fingerprints and sends them.
+
+    Attributes:
+        for_now: whether the job ends in the midst of the training. Buffers that ranks keep for themselves
+            are compared at its end only.
+    """
 
     def __init__(self, watch: Watch) -> None:
+        self.for_now = False
         self._watch = watch
         self._reporter = watch.reporter
         self._names: Any = WeakTensorKeyDictionary()
@@ -215,7 +221,7 @@ class Prints:
         """The last report of an optimizer; nothing is sent here, as it may be inside a garbage collection."""
         if self._watch.broken or group.steps == 0 or not self._reporter.active:
             return
-        buffers = group.buffers
+        buffers = {} if self.for_now else group.buffers
         self._outbox.append(
             {
                 "kind": "final",

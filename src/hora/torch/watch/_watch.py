@@ -324,6 +324,10 @@ class Watch:
         self.reporter.send({"kind": "trouble", "text": fault})
         self._stop()
 
+    def stops_for_now(self) -> None:
+        """The job ends in the midst of the training: what each rank has kept for itself goes on with it."""
+        self.prints.for_now = True
+
     def close(self) -> None:
         """The job ends: the last reports."""
         if os.getpid() == self._pid:
