@@ -189,9 +189,7 @@ def test_under_hora_run(tmp_path: Path) -> None:
     """Real programs: what is tested is who gets a signal, and what becomes of an exit code."""
     (tmp_path / "train.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "hora.cli", "run", "-n", "2", "--run-dir", "run"]
-    process = started(tmp_path, [*command, "train.py"])
-    process.send_signal(signal.SIGUSR1)
-    out, err = process.communicate(timeout=20)
+    out, err, process = asked(tmp_path, [*command, "train.py"], signal.SIGUSR1)
     assert process.returncode == 75, err
     first, second = sorted(out.splitlines())
     assert first.split("stopped at")[1] == second.split("stopped at")[1]
@@ -202,24 +200,29 @@ def test_under_hora_run(tmp_path: Path) -> None:
 def test_under_torchrun(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    process = started(tmp_path, [*command, "train.py"])
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=20)
+    out, err, process = asked(tmp_path, [*command, "train.py"], signal.SIGTERM)
     assert process.returncode != 0
     assert out.count("stopped at") == 2, err
     assert len(set(out.split("stopped at ")[1:])) == 1
 
 
-def started(folder: Path, command: list[str]) -> subprocess.Popen[str]:
-    """A job of two ranks that has come to its loop."""
+def asked(folder: Path, command: list[str], number: int) -> tuple[str, str, subprocess.Popen[str]]:
+    """What a job of two ranks prints that gets a signal in its loop; nothing of it is left running."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HORA_")}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(hora.__file__).parents[2])}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, cwd=folder, env=environment, **pipes)
-    deadline = time.monotonic() + 30
-    while not all((folder / f"ready-{rank}").exists() for rank in (0, 1)):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    time.sleep(0.2)
-    return process
+    try:
+        deadline = time.monotonic() + 60
+        while not all((folder / f"ready-{rank}").exists() for rank in (0, 1)):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        time.sleep(0.2)  # until the launcher has heard that the ranks have step edges
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    return out, err, process
