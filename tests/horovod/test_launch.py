@@ -103,7 +103,7 @@ print("done", hvd.rank())
         (["sh", "x"], "number of workers is missing"),
         (["-np", "2", "-H", "far:2", "sh", "x"], "this host only"),
         (["-np", "3", "-H", "localhost:2", "sh", "x"], "do not fit in 2 slots"),
-        (["-np", "2", "--host-discovery-script", "x", "sh", "x"], "elastic"),
+        (["-np", "2", "--host-discovery-script", "x", "sh", "x"], "which is to name the hosts"),
     ],
 )
 def test_what_cannot_be_run_is_told(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,25 +14,29 @@ if TYPE_CHECKING:
 __all__ = ["how_many"]
 
 
-def how_many(arguments: argparse.Namespace) -> tuple[int, Elastic | None]:
+def how_many(arguments: argparse.Namespace, given: str | None) -> tuple[int, Elastic | None]:
     """The number of workers to begin with, and how it may change.
+
+    Args:
+        arguments: with ``min_workers``, ``max_workers``, ``hosts_from``, ``elastic_timeout``, ``reset_limit``
+            and ``cooldown``.
+        given: the number of workers that the user asks for.
 
     Raises:
         LaunchError: flags that contradict each other.
     """
     from hora.launch.job import Elastic
 
-    given = {name: getattr(arguments, name) for name in ("min_workers", "max_workers", "hosts_from")}
-    if not any(given.values()):
+    if not any(getattr(arguments, name) for name in ("min_workers", "max_workers", "hosts_from")):
         for name in ("elastic_timeout", "reset_limit", "cooldown"):
             if getattr(arguments, name) is not None:
                 flag = "--" + name.replace("_", "-")
                 raise LaunchError(
                     f"{flag} is about elastic jobs, and this is none.", fix="Write --min-workers 1 too."
                 )
-        return workers(arguments.workers or "1"), None
+        return workers(given or "1"), None
     least = _number("--min-workers", arguments.min_workers, 1)
-    wanted = None if arguments.workers is None else workers(arguments.workers)
+    wanted = None if given is None else workers(given)
     most = _number("--max-workers", arguments.max_workers, wanted or least)
     count = most if wanted is None else wanted
     if not 1 <= least <= count <= most:

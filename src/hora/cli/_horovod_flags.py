@@ -7,7 +7,7 @@ from pathlib import Path
 
 import hora
 
-__all__ = ["NO_EFFECT", "REFUSED", "VARIABLE_OF", "parser"]
+__all__ = ["NO_EFFECT", "VARIABLE_OF", "parser"]
 
 VARIABLE_OF = {
     "timeline_filename": "HOROVOD_TIMELINE",
@@ -19,20 +19,12 @@ VARIABLE_OF = {
 }
 """Flags that are one variable with a value."""
 
-REFUSED = {
-    "host_discovery_script": "elastic jobs come with the elastic engine",
-    "min_num_proc": "elastic jobs come with the elastic engine",
-    "max_num_proc": "elastic jobs come with the elastic engine",
-}
-"""Flags without which the job would be another one."""
-
 _NO_MPI = "Hora does not use MPI"
 _ITS_OWN = "the engine chooses its own algorithm"
 _NO_TUNING = "there is nothing to tune: batches of operations grow with the load by themselves"
 _NO_LOG = "Hora logs nothing but errors and stalls"
 _NO_STAMP = "the ranks' output is shown as they write it; the run directory has the times of what happened"
 _ONE_HOST = "Hora starts workers on this host"
-_NOT_ELASTIC = "elastic jobs come with the elastic engine"
 
 _SWITCHES = {
     "mpi": "Hora does not use MPI; the ranks talk by Gloo, or NCCL on GPUs",
@@ -65,10 +57,7 @@ _VALUES = {
     "num_nccl_streams": "NCCL runs on torch.distributed's own stream",
     "ssh_port": _ONE_HOST,
     "ssh_identity_file": _ONE_HOST,
-    "slots_per_host": _NOT_ELASTIC,
-    "elastic_timeout": _NOT_ELASTIC,
-    "reset_limit": _NOT_ELASTIC,
-    "blacklist_cooldown_range": _NOT_ELASTIC,
+    "slots_per_host": "the host discovery script says how many slots a host has",
 }
 
 NO_EFFECT = _SWITCHES | _VALUES
@@ -123,10 +112,18 @@ def parser() -> argparse.ArgumentParser:
         if name in _NEGATED:
             add(f"--no-{flag}", dest=name, action="store_false", help=hidden)
     for name in _VALUES:
-        count = 2 if name == "blacklist_cooldown_range" else None
-        add(f"--{name.replace('_', '-')}", *_OTHER_NAMES.get(name, ()), dest=name, nargs=count, help=hidden)
-    add("--host-discovery-script", help=hidden)
-    add("--min-np", "--min-num-proc", dest="min_num_proc", help=hidden)
-    add("--max-np", "--max-num-proc", dest="max_num_proc", help=hidden)
+        add(f"--{name.replace('_', '-')}", *_OTHER_NAMES.get(name, ()), dest=name, help=hidden)
+    add("--min-np", "--min-num-proc", dest="min_workers", metavar="N", help="go on with so many workers")
+    add("--max-np", "--max-num-proc", dest="max_workers", metavar="N", help="take in up to so many")
+    add("--host-discovery-script", dest="hosts_from", metavar="PROGRAM", help="prints lines host:slots")
+    add("--elastic-timeout", metavar="S", help="wait so long for --min-np workers; default: 600")
+    add("--reset-limit", metavar="N", help="give up when workers have been lost more often")
+    add(
+        "--blacklist-cooldown-range",
+        dest="cooldown",
+        nargs=2,
+        metavar=("MIN", "MAX"),
+        help="seconds for which a host that keeps failing gets no workers",
+    )
     add("command", nargs=argparse.REMAINDER, metavar="command", help="what every worker runs")
     return made

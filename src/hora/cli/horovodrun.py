@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import hora
-from hora.cli._horovod_flags import NO_EFFECT, REFUSED, VARIABLE_OF, parser
+from hora.cli._elastic_flags import how_many
+from hora.cli._horovod_flags import NO_EFFECT, VARIABLE_OF, parser
 from hora.core.errors import HoraError, LaunchError
 
 __all__ = ["main"]
@@ -43,17 +44,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from hora.launch import Job, horovod, run_job
 
-    for name, reason in REFUSED.items():
-        if getattr(arguments, name) is not None:
-            flag = name.replace("_", "-")
-            raise LaunchError(f"--{flag}: {reason}.", fix=f"Leave out --{flag} and write -np N.")
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
         raise LaunchError(
             "There is nothing to run.", fix="Write for example: horovodrun -np 2 python train.py"
         )
-    workers = arguments.np if arguments.np is not None else _slots(arguments)
-    if workers is None:
+    slots = _slots(arguments)
+    workers, elastic = how_many(arguments, None if arguments.np is None else str(arguments.np))
+    if elastic is None and arguments.np is None and slots is not None:
+        workers = slots
+    elif elastic is None and arguments.np is None:
         raise LaunchError("The number of workers is missing.", fix="Write horovodrun -np 2 ...")
     env = _variables(arguments)
     lines = [
@@ -67,9 +67,10 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.verbose:
         for key, value in sorted(env.items()):
             print(f"horovodrun: {key}={value}", file=sys.stderr)
-    _slots(arguments)
     target, rest, title = horovod.target(command)
-    result = run_job(Job(target=target, arguments=rest, workers=workers, env=env, name=title))
+    result = run_job(
+        Job(target=target, arguments=rest, workers=workers, env=env, name=title, elastic=elastic)
+    )
     if arguments.output_filename:
         _copy_output(result.run, arguments.output_filename, workers)
     return result.exit_code

@@ -127,7 +127,7 @@ def _run(arguments: argparse.Namespace) -> int:
         env |= horovod.environment({**os.environ, **env})
         if not arguments.module and not name.endswith(".py") and not Path(name).exists():
             target, rest, title = horovod.target(command)
-    count, elastic = how_many(arguments)
+    count, elastic = how_many(arguments, arguments.workers)
     job = Job(
         target=target,
         arguments=rest,

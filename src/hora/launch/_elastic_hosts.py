@@ -9,11 +9,10 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from hora.core.errors import LaunchError
 from hora.launch._loop import Loop
-from hora.launch.job import Elastic
+from hora.launch.job import Elastic, program_of
 
 __all__ = ["Hosts"]
 
@@ -123,16 +122,12 @@ class Hosts:
         assert script is not None
         try:
             self._asked = subprocess.Popen(
-                [Path(script).absolute()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                start_new_session=True,
+                program_of(script), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
             )
-        except OSError as error:
-            raise LaunchError(
-                f"--hosts-from {script} cannot be run: {error.strerror}.",
-                fix=f"Make it a program that prints host:slots lines: chmod +x {script}",
-            ) from error
+        except (OSError, LaunchError) as error:
+            self._once(f"--hosts-from: {error}; the hosts stay as they were")
+            self._poll.at = time.monotonic() + EVERY
+            return
         assert self._asked.stdout is not None
         self._answer = b""
         fd = self._asked.stdout.fileno()

@@ -63,7 +63,7 @@ UNUSED = {
     "ADASUM_MPI_CHUNK_SIZE": "Adasum here does not use MPI",
     "ENABLE_XLA_OPS": "it is about TensorFlow",
     "START_TIMEOUT": "write HORA_TIMEOUT for how long the start may take",
-    "ELASTIC": "elastic training comes with the elastic engine",
+    "ELASTIC": "write hora run --min-workers, or horovodrun --min-np, for an elastic job",
     "SPARK": "Hora does not run on Spark",
     "GLOO_RENDEZVOUS": "the ranks meet at HORA_STORE, which the launcher sets",
     "SECRET_KEY": "the launcher makes a token for each job itself",
@@ -75,7 +75,9 @@ UNUSED = {
     "Hora has nothing to compile",
 )
 
-_RUN_UNUSED = dict.fromkeys(("slots", "reset_limit", "cooldown_range"), UNUSED["ELASTIC"]) | {
+_RUN_UNUSED = dict.fromkeys(
+    ("slots", "reset_limit", "cooldown_range"), "elastic jobs are started with horovodrun"
+) | {
     "ssh_port": "Hora starts workers on this host",
     "ssh_identity_file": "Hora starts workers on this host",
     "use_mpi": "Hora does not use MPI",
@@ -190,7 +192,7 @@ def run_function(  # noqa: PLR0917 - as Horovod
         kwargs: its keyword arguments.
         num_proc: number of workers; 1 if it is not given.
         min_num_proc: refused, as are ``max_num_proc``, ``hostfile`` and ``host_discovery_script``: they
-            need other hosts or the elastic engine.
+            need other hosts or an elastic job.
         max_num_proc: see ``min_num_proc``.
         slots: no effect, as ``reset_limit`` and ``cooldown_range``: they are about elastic jobs.
         reset_limit: see ``slots``.
@@ -216,7 +218,7 @@ def run_function(  # noqa: PLR0917 - as Horovod
         env: variables added to the workers' environment.
 
     Raises:
-        LaunchError: an argument that needs another host or the elastic engine.
+        LaunchError: an argument that needs another host or an elastic job.
         JobFailedError: a worker failed.
     """
     from hora.launch.function import run
@@ -230,7 +232,7 @@ def run_function(  # noqa: PLR0917 - as Horovod
     ):
         if value is not None:
             raise LaunchError(
-                f"horovod.run({name}={value!r}) needs other hosts or the elastic engine; Hora starts "
+                f"horovod.run({name}={value!r}) needs other hosts or an elastic job; Hora starts "
                 "workers on this host.",
                 fix=f"Leave out {name}.",
             )

@@ -6,6 +6,8 @@ import difflib
 import importlib.machinery
 import importlib.util
 import os
+import shlex
+import shutil
 import sys
 import zipimport
 from collections.abc import Mapping, Sequence
@@ -177,10 +179,30 @@ def check(job: Job) -> None:
     for key, value in job.env.items():
         _check_variable(key, value)
     settings.load(rank_environment(job))
+    if job.elastic is not None and job.elastic.hosts_from is not None:
+        program_of(job.elastic.hosts_from)
     if isinstance(job.target, ScriptTarget):
         _check_script(job.target.path)
     elif isinstance(job.target, ModuleTarget):
         _check_module(job.target.name)
+
+
+def program_of(command: str) -> list[str]:
+    """The words of the command that names hosts, with the program's whole path.
+
+    Raises:
+        LaunchError: there is no such program.
+    """
+    words = shlex.split(command)
+    found = shutil.which(words[0]) if words else None
+    if found is None and words and os.access(words[0], os.X_OK) and Path(words[0]).is_file():
+        found = words[0]
+    if found is None:
+        raise LaunchError(
+            f"The program {command!r}, which is to name the hosts, cannot be run.",
+            fix=f"Make it one that prints lines host:slots: chmod +x {command}",
+        )
+    return [str(Path(found).absolute()), *words[1:]]
 
 
 def check_workers(workers: int) -> None:

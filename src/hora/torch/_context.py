@@ -178,8 +178,9 @@ def _init(
     guard = _guard.connect(settings, rank=world.rank, size=world.size)
     generation = _generation if member is None else member.number
     try:
-        with _guard.meeting(guard, world.size), _member.meeting(member):
+        with _guard.meeting(guard, world.size), _member.meeting(member) as made:
             meeting = _rendezvous.meet(world, settings, generation=generation, cuda=device.type == "cuda")
+            made.append(meeting.group)
     except Exception:
         if member is not None and member.is_lost():
             return False

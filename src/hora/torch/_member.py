@@ -6,15 +6,19 @@ import contextlib
 import os
 import socket
 import stat
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
+
+import torch.distributed as dist
 
 from hora.core.elastic import Control, control
 from hora.core.settings import Settings
 from hora.core.world import World
 from hora.torch import _guard, _rendezvous
 from hora.torch._connections import Connections, shut
+from hora.torch.engines import Group
 
 __all__ = ["Member", "join", "meeting", "prepare"]
 
@@ -42,6 +46,7 @@ class Member:
         self.place = place
         self.settings = settings
         self.connections = Connections()
+        self._listens = False
 
     @property
     def alone(self) -> bool:
@@ -53,6 +58,22 @@ class Member:
         self.connections.close()
         if self.settings.store is not None:
             _close_store(self.settings.store)
+
+    def listen(self) -> None:
+        """From now on the supervisor's word ends what this worker waits for."""
+        if not self.alone and not self._listens:
+            self._listens = True
+            self.control.on_reset(self.close)
+
+    @contextlib.contextmanager
+    def making(self) -> Iterator[list[dist.ProcessGroup]]:
+        """Groups of this world are made while the block runs; it puts them into the list."""
+        made: list[dist.ProcessGroup] = []
+        with self.connections.made():
+            yield made
+        self.connections.groups += [weakref.ref(group) for group in made if isinstance(group, Group)]
+        if self.control.reset_due() is not None:
+            self.close()
 
     def break_off(self) -> None:
         """The world is about to be left: what is still under way in a broken one is not waited for."""
@@ -67,9 +88,13 @@ class Member:
             if descriptor is not None and not self.alone:
                 os.close(descriptor)
 
+    def is_breaking(self) -> bool:
+        """After an error: whether it comes from the end of the world; its word may be on the way."""
+        return self.control.reset_due(PATIENCE) is not None
+
     def is_lost(self) -> bool:
         """After an error: whether the world broke, so that there will be another, and this one is left."""
-        if self.control.reset_due(PATIENCE) is None:
+        if not self.is_breaking():
             return False
         self.leave()
         return True
@@ -93,14 +118,14 @@ def join(settings: Settings) -> Member | None:
 
 
 @contextlib.contextmanager
-def meeting(member: Member | None) -> Iterator[None]:
+def meeting(member: Member | None) -> Iterator[list[dist.ProcessGroup]]:
     """The ranks meet while the block runs; a world that breaks meanwhile ends the wait with an error."""
-    if member is None or member.alone:
-        yield
+    if member is None:
+        yield []
         return
-    member.control.on_reset(member.close)
-    with member.connections.made():
-        yield
+    member.listen()
+    with member.making() as made:
+        yield made
 
 
 def _close_store(url: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from hora.core.errors import CollectiveError
-from hora.torch import _context
+from hora.torch import _context, _member
 from hora.torch._guard import collective
 
 __all__ = [
@@ -223,9 +223,10 @@ def register(process_set: ProcessSet, context: _context.Context) -> None:
             f"{process_set} is in use already.", fix="Make a new ProcessSet, or remove this one first."
         )
     timeout = datetime.timedelta(seconds=context.settings.timeout)
-    made = contextlib.nullcontext() if context.guard is None else context.guard.connections.made()
-    with collective(context, "add_process_set"), made:
+    seen = contextlib.nullcontext() if context.guard is None else context.guard.connections.made()
+    with collective(context, "add_process_set"), seen, _member.meeting(context.member) as made:
         group: Any = dist.new_group(process_set.members, timeout=timeout)
+        made.append(group)
     process_set._group = group if context.world.rank in process_set.members else None
     process_set.process_set_id = context.next_process_set
     if context.guard is not None and process_set._group is not None:

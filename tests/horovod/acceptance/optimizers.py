@@ -501,20 +501,30 @@ def test_sync_batch_norm_equals_the_union_batch():
     ) or torch.allclose(norm.weight.grad, plain.weight.grad, atol=1e-10)
 
 
-def test_elastic_names_say_that_they_are_to_come_when_they_are_called():
+def test_an_elastic_script_runs_in_a_job_that_is_not_elastic():
+    model = torch.nn.Linear(2, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    sampler = hvd.elastic.ElasticSampler(range(8), shuffle=False)
+    state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
+
     @hvd.elastic.run
     def train(state):
-        """Defining it is no call."""
+        first = next(iter(state.sampler))
+        state.sampler.record_batch(0, 2)
+        state.epoch += 1
+        state.commit()
+        return first
 
-    for call in (
-        lambda: train(None),
-        hvd.elastic.TorchState,
-        lambda: hvd.elastic.ElasticSampler([]),
-        lambda: hvd.elastic.state.ModelStateHandler(None),
-        hvd.elastic.state.get_handler_registry,
-    ):
-        with pytest.raises(NotImplementedError, match="elastic"):
-            call()
+    assert train(state) == hvd.rank()
+    assert state.epoch == 1
+    assert state.sampler.processed_indices == set(range(2 * hvd.size()))
+    before = model.weight.detach().clone()
+    with torch.no_grad():
+        model.weight.fill_(7)
+    state.epoch = 5
+    state.restore()
+    assert torch.equal(model.weight, before)
+    assert state.epoch == 1
 
 
 def test_a_class_made_from_the_private_one():

@@ -19,6 +19,7 @@
 from __future__ import annotations
 
 from hora.torch.elastic._run import run
+from hora.torch.elastic._sampler import ElasticSampler
 from hora.torch.elastic._state import ObjectState, State, TorchState
 
-__all__ = ["ObjectState", "State", "TorchState", "run"]
+__all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]

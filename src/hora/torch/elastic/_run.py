@@ -14,7 +14,7 @@ from hora.core.errors import CollectiveError, VerdictError, WorldChangedError, W
 from hora.torch import _context, _member
 from hora.torch.elastic._state import State
 
-__all__ = ["run"]
+__all__ = ["going_on", "run"]
 
 LOST = 5.0
 """Seconds in which the supervisor tells that a worker is gone, once an error looks like the consequence."""
@@ -37,6 +37,23 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
     Returns:
         The function to call; it returns what ``function`` returns.
     """
+    return going_on(function, leave=_context.shutdown, join=_context.init, interrupts=(WorldChangedError,))
+
+
+def going_on(
+    function: Callable[..., Any],
+    *,
+    leave: Callable[[], None],
+    join: Callable[[], None],
+    interrupts: tuple[type[Exception], ...],
+) -> Callable[..., Any]:
+    """:func:`run`, for whatever joins and leaves the job, and raises in a commit when the workers change."""
+
+    def rejoin(state: State) -> None:
+        leave()
+        gc.collect()  # what an exception's frames have held of the old engines
+        join()
+        state.on_reset()
 
     @functools.wraps(function)
     def elastic(state: State, *args: Any, **kwargs: Any) -> Any:
@@ -45,9 +62,9 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
             state.sync()
             return function(state, *args, **kwargs)
         control = member.control
-        _member.prepare(state._details)
+        _member.prepare(state.told)
         if member.alone:
-            _rejoin(state)
+            rejoin(state)
         while True:
             control.tell("running", number=control.number)
             try:
@@ -55,13 +72,13 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
                 result = function(state, *args, **kwargs)
                 if control.finish():
                     return result
-            except WorldChangedError:
+            except interrupts:
                 pass  # the state was saved before, by all ranks
             except Exception as error:
                 if not _is_lost(error, control):
                     raise
             state.restore()
-            _rejoin(state)
+            rejoin(state)
 
     return elastic
 
@@ -70,7 +87,22 @@ def _is_lost(error: Exception, control: Control) -> bool:
     """Whether an error comes from the end of the world, rather than from the script."""
     if isinstance(error, VerdictError):
         return control.reset_due() is not None
-    return control.reset_due(LOST if _may_be_lost(error) else 0.0) is not None
+    if control.reset_due(LOST if _may_be_lost(error) else 0.0) is not None:
+        return True
+    if not looks_lost(error):
+        return False
+    # The connections are lost, and no worker has died: the others are told to leave this world, too.
+    control.tell("broken", number=control.number, reason=f"{type(error).__name__}: {error}"[:500])
+    return control.reset_due(LOST) is not None
+
+
+def looks_lost(error: BaseException | None) -> bool:
+    """Whether an error is that of a lost connection, or of an operation that another rank will not join."""
+    while error is not None:
+        if isinstance(error, DistError) or getattr(error, "echo", False) is True:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _may_be_lost(error: BaseException | None) -> bool:
@@ -79,11 +111,3 @@ def _may_be_lost(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def _rejoin(state: State) -> None:
-    """Leave the world, and wait for the next."""
-    _context.shutdown()
-    gc.collect()  # what an exception's frames have held of the old engines
-    _context.init()
-    state.on_reset()

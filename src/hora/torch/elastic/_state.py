@@ -16,6 +16,7 @@ from hora.torch._guard import collective
 from hora.torch._objects import broadcast_object
 from hora.torch._state import broadcast_optimizer_state, broadcast_parameters
 from hora.torch._wire import start_gather, wait_for
+from hora.torch.elastic._sampler import ElasticSampler
 
 __all__ = ["ObjectState", "State", "TorchState"]
 
@@ -30,6 +31,7 @@ class State:
         self._reset_callbacks: list[Callable[[], None]] = []
         self._commits = 0
         self._steps = 0
+        self._repeats = 0
 
     def register_reset_callbacks(self, callbacks: list[Callable[[], None]]) -> None:
         """Call these after each change of the workers, before the training goes on."""
@@ -37,6 +39,7 @@ class State:
 
     def on_reset(self) -> None:
         """The job has another set of workers now."""
+        self._repeats = 0
         self.reset()
         for callback in self._reset_callbacks:
             callback()
@@ -79,9 +82,12 @@ class State:
                 )
         if due.item():
             self.save()
-            raise WorldChangedError(
-                "The set of workers changes.", fix="Let hora.elastic.run see this exception: it goes on."
-            )
+            raise self._interrupt()
+
+    def _interrupt(self) -> Exception:
+        return WorldChangedError(
+            "The set of workers changes.", fix="Let hora.elastic.run see this exception: it goes on."
+        )
 
     def reset(self) -> None:
         """The workers have changed; for subclasses."""
@@ -98,9 +104,9 @@ class State:
         """Give all ranks the state of one that has seen the most commits."""
         raise NotImplementedError
 
-    def _details(self) -> dict[str, int]:
+    def told(self) -> dict[str, int]:
         """What the supervisor is told."""
-        return {"commits": self._commits, "repeats": self._steps}
+        return {"commits": self._commits, "repeats": self._repeats}
 
     def _root(self) -> int:
         """The first of the ranks that have seen the most commits; all ranks learn how many those are."""
@@ -145,7 +151,7 @@ class ObjectState(State):
 
     def restore(self) -> None:
         """Go back to the values of the last copy."""
-        self._steps = 0
+        self._repeats, self._steps = self._steps, 0
         for name, value in self._saved_values.items():
             setattr(self, name, copy.deepcopy(value))
 
@@ -204,6 +210,12 @@ class TorchState(ObjectState):
         for name, part in self._parts.items():
             part.load_state_dict(copy.deepcopy(self._saved[name]))
         super().restore()
+
+    def reset(self) -> None:
+        """Samplers share out anew."""
+        for part in self._parts.values():
+            if isinstance(part, ElasticSampler):
+                part.reset()
 
     def _sync(self, root: int) -> None:
         for part in self._parts.values():

@@ -53,7 +53,9 @@ class Reductions:
         self.factors = (1.0 / predivide, predivide) if op is ReduceOp.Average else (1.0, 1.0)
         self.sparse_as_dense = sparse_as_dense
         self.process_set = process_set
-        self.active = bool(process_set.included()) and (process_set.size() or 1) > 1
+        # In an elastic job there may be others later.
+        several = (process_set.size() or 1) > 1 or session("DistributedOptimizer").context.member is not None
+        self.active = bool(process_set.included()) and several
         self.names: dict[torch.Tensor, str] = {}
         self.groups: dict[torch.Tensor, tuple[str, list[torch.Tensor]]] = {}
         self.delays: dict[torch.Tensor, int] = {}

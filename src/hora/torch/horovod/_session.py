@@ -6,8 +6,10 @@ import atexit
 import contextlib
 import ctypes
 import datetime
+import functools
 import json
 import os
+import socket
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +20,7 @@ import torch.distributed as dist
 
 from hora.core.errors import NotInitializedError
 from hora.core.settings import load
-from hora.torch import _context, _process_sets, _request
+from hora.torch import _context, _member, _process_sets, _request
 from hora.torch._context import Context
 from hora.torch._process_sets import ProcessSet, global_process_set
 from hora.torch.horovod._client import Client
@@ -105,9 +107,14 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
         _session = _negotiate(context, found, dynamic=dynamic, owns_job=owns_job)
         if process_sets is not None and not isinstance(process_sets, str):
             add_all(process_sets)
-    except BaseException:
+    except BaseException as error:
         shutdown() if _session is not None else _context.shutdown()
+        if isinstance(error, Exception) and context.member is not None and context.member.is_breaking():
+            init(comm, process_sets)  # the world broke while its workers met: there is another
+            return
         raise
+    if context.member is not None:
+        _tell_place(context)
     if found.timeline and found.timeline != "DYNAMIC" and context.world.rank == 0:
         _session.trace.start(found.timeline, mark_cycles=found.mark_cycles)
 
@@ -171,9 +178,12 @@ def _negotiate(context: Context, found: Options, *, dynamic: bool, owns_job: boo
     trace = Trace()
     coordinator = None
     timeout = datetime.timedelta(seconds=context.settings.timeout)
-    group: dist.ProcessGroup = dist.new_group(timeout=timeout)
+    with _member.meeting(context.member) as groups:
+        group: dist.ProcessGroup = dist.new_group(timeout=timeout)
+        groups.append(group)
     store: Any = dist.distributed_c10d._get_default_store()
-    key = f"horovod/{_generation}/coordinator"  # the store may be that of an earlier negotiation, too
+    number = _generation if context.member is None else context.generation
+    key = f"horovod/{number}/coordinator"  # the store may be that of an earlier negotiation, too
     _generation += 1
     if context.world.rank == 0:
         one_host = context.world.host_count == 1
@@ -194,6 +204,8 @@ def _negotiate(context: Context, found: Options, *, dynamic: bool, owns_job: boo
         else:
             _process_sets.remove_process_set(process_set)
 
+    if context.member is not None and not context.member.alone:
+        context.member.control.on_reset(functools.partial(_hang_up, control, alarm))
     client = Client(
         context, group, control, alarm, coordinator=coordinator, trace=trace, change_set=change_set
     )
@@ -215,6 +227,22 @@ def _negotiate(context: Context, found: Options, *, dynamic: bool, owns_job: boo
         _end(made, abrupt=True)
         raise
     return made
+
+
+def _hang_up(*connections: socket.socket) -> None:
+    """A rank is gone: whoever waits for an operation learns that it will not end."""
+    for connection in connections:
+        with contextlib.suppress(OSError):  # closed by now
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+def _tell_place(context: Context) -> None:
+    """For scripts that read Horovod's variables."""
+    names = ("rank", "size", "local_rank", "local_size")
+    for name in names:
+        os.environ[f"HOROVOD_{name.upper()}"] = str(getattr(context.world, name))
+    os.environ["HOROVOD_CROSS_RANK"] = str(context.peers.index(context.world.rank))
+    os.environ["HOROVOD_CROSS_SIZE"] = str(len(context.peers))
 
 
 def _own_address(context: Context) -> str:
