@@ -291,3 +291,62 @@ def test_interrupt_ends_all(elastic: Elastic) -> None:
     assert re.search(r"interrupted after \d+ s; 2 workers stopped", err)
     time.sleep(0)
     assert not bench.marked("interrupt")
+
+
+@pytest.mark.parametrize(("victim", "code"), [(1, 0), (0, 137)])
+def test_when_the_training_is_complete_the_job_needs_rank_0_alone(
+    elastic: Elastic, victim: int, code: int
+) -> None:
+    ended = elastic(
+        f"""
+        def body(number, rank, size):
+            if number == 0 and worker == 2:
+                {DIE}
+            if number == 0:
+                until_reset()
+        train(body)
+        if worker == {victim}:
+            {DIE}
+        """,
+        *("--min-workers", "1", "-n", "3"),
+    )
+    assert ended.code == code, ended.err
+    if code:
+        report = ended.err[ended.err.index(" failed on ") :]
+        assert "rank 0 of 2" in ended.err
+        assert f"rank-{victim}.log" in report
+
+
+def test_a_kill_after_the_script_has_ended_counts_as_its_end(elastic: Elastic) -> None:
+    ended = elastic(
+        f"""
+        import atexit
+        atexit.unregister(link._end)
+        atexit.register(lambda: {DIE})
+        atexit.register(link._end)  # what is registered last runs first
+        train(lambda number, rank, size: None)
+        """,
+        *("--min-workers", "1", "-n", "2"),
+    )
+    assert ended.code == 0, ended.err
+
+
+def test_a_stopped_rank_is_killed_and_replaced(elastic: Elastic) -> None:
+    ended = elastic(
+        """
+        def body(number, rank, size):
+            if number > 0:
+                return
+            commit(number)
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            else:
+                link.tell("broken", number=number, reason="no answer")
+                until_reset()
+        train(body)
+        """,
+        *("--min-workers", "2", "-n", "2", "--stall-abort", "1"),
+    )
+    assert ended.code == 0, ended.err
+    assert elastic.workers() == [[0, 1], [0, 2]]
+    assert "worker 1 does not come to the next world, and is killed" in ended.err

@@ -8,6 +8,7 @@ a collective in which the worker waits ends at once.
 
 from __future__ import annotations
 
+import atexit
 import collections
 import contextlib
 import dataclasses
@@ -15,6 +16,7 @@ import json
 import os
 import select
 import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -75,6 +77,7 @@ class Control:
         self._open = True
         self._leave: list[Callable[[], None]] = []
         self._descriptors: collections.deque[int] = collections.deque()
+        atexit.register(self._end)
         self._thread = threading.Thread(target=self._listen, name="hora-elastic", daemon=True)
         self._thread.start()
 
@@ -144,6 +147,11 @@ class Control:
             return
         with self._sending, contextlib.suppress(OSError):  # the supervisor has ended: so will this worker
             self._socket.sendall(json.dumps({"kind": kind, **details}).encode() + b"\n")
+
+    def _end(self) -> None:
+        """The script has come to its end; what follows is the interpreter's."""
+        if getattr(sys, "last_value", None) is None:
+            self.tell("end")
 
     # --- what comes in --------------------------------------------------------------------------
 

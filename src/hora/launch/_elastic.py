@@ -12,28 +12,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from hora.core import settings
 from hora.core.errors import LaunchError
 from hora.core.plural import plural
 from hora.core.rundir import RunDirectory
 from hora.guard.verdict import Verdict
 from hora.launch import _report, _tree
 from hora.launch._elastic_hosts import Hosts
+from hora.launch._elastic_limits import Limits
 from hora.launch._elastic_story import Story
-from hora.launch._elastic_workers import ElasticStarter, Worker, World
+from hora.launch._elastic_workers import ElasticStarter, Worker, World, last_ends
 from hora.launch._link import Link
-from hora.launch._memory import MemoryWatch
 from hora.launch._news import News
-from hora.launch.failure import Outcome, judge
+from hora.launch.failure import Outcome
 from hora.launch.job import Elastic, Job, rank_environment
-from hora.launch.supervisor import AFTER_FAILURE, ON_ITS_WAY_OUT, Ended, Supervisor, _Rank
+from hora.launch.supervisor import AFTER_FAILURE, ON_ITS_WAY_OUT, Supervisor, _Rank
 
 __all__ = ["ElasticSupervisor"]
-
-FRUITLESS = 3
-"""Worlds broken by an exception of the script's own without a commit in between: then the job is given up."""
-
-UNLUCKY = 10
-"""The same of worlds broken otherwise: a signal, a lost connection."""
 
 NOT_ENOUGH = 1
 """Exit code of a job that was given up."""
@@ -51,11 +46,11 @@ class ElasticSupervisor(Supervisor):
         self._workers: dict[int, Worker] = {}
         self._world: World | None = None
         self._worlds = 0
-        self._fruitless = 0
-        self._unlucky = 0
-        self._resets = 0
+        chosen = settings.load(rank_environment(job))
+        self._patience = min(chosen.timeout, chosen.stall_abort or chosen.timeout)
+        self._limits = Limits(self._elastic.resets)
         self._ending = False
-        self._fatal: list[Outcome] | None = None
+        self._fatal: Outcome | None = None
         self._enough = self._loop.timer(self._on_not_enough)
         self._gather = self._loop.timer(self._on_not_gathered)
         self._refill = self._loop.timer(self._fill)
@@ -142,7 +137,7 @@ class ElasticSupervisor(Supervisor):
             if world is not None and inside:
                 self._leave(world)
         elif kind == "commit":
-            self._fruitless = self._unlucky = 0
+            self._limits.progress()
             self._hosts.well()
         elif kind == "end":
             worker.well = True
@@ -156,7 +151,7 @@ class ElasticSupervisor(Supervisor):
         elif kind == "broken" and not world.closing:
             rank = world.members.index(worker)
             self._story.deaths.append(f"worker {worker.number} (rank {rank}) has lost its connections")
-            self._unlucky += 1
+            self._limits.failed(None)
             self._break(world, str(record.get("reason")))
         self._settle()
 
@@ -210,12 +205,17 @@ class ElasticSupervisor(Supervisor):
         self._ending = True
         self._enough.at = self._refill.at = None
         world = self._world
-        if world is not None and worker in world.members:
-            rank = world.members.index(worker)
-            if worker.well and outcome.record is None:
-                outcome.code = 0  # its script had come to its end
-            self._guard.ended(replace(outcome, rank=rank))
-        if outcome.failed and not (world is not None and world.finished and outcome.record is None):
+        if world is None or worker not in world.members:
+            return
+        rank = world.members.index(worker)
+        if outcome.record is None and (worker.well or (world.finished and rank > 0 and outcome.code < 0)):
+            # Its script had come to its end, or the others do not need it any more.
+            self._guard.ended(replace(outcome, rank=rank, code=0))
+            if worker.well:
+                outcome.code = 0
+            return
+        self._guard.ended(replace(outcome, rank=rank))
+        if outcome.failed:
             self._on_failure(ON_ITS_WAY_OUT if outcome.told else AFTER_FAILURE)
 
     def _on_news(self, rank: int, record: Mapping[str, Any]) -> None:
@@ -249,13 +249,9 @@ class ElasticSupervisor(Supervisor):
         echo = outcome.echo and world is not None and world.broken is not None
         if not echo:
             self._story.deaths.append(f"worker {worker.number}{place} has failed: {how}")
-        if outcome.record is not None and not outcome.echo:
-            self._fruitless += 1
-        elif not echo:
-            self._unlucky += 1
-        if self._fruitless >= FRUITLESS or self._unlucky >= UNLUCKY:
-            count = self._fruitless if self._fruitless >= FRUITLESS else self._unlucky
-            self._give_up(f"given up: {count} failures without a commit in between", outcome)
+        given_up = None if echo else self._limits.failed(outcome)
+        if given_up is not None:
+            self._give_up(given_up, outcome)
             return
         if world is not None and inside and not world.closing:
             self._break(world, f"worker {worker.number}{place} has failed: {how}")
@@ -267,10 +263,9 @@ class ElasticSupervisor(Supervisor):
         self._settle()
 
     def _break(self, world: World, reason: str) -> None:
-        self._resets += 1
-        limit = self._elastic.resets
-        if limit is not None and self._resets > limit:
-            self._give_up(f"given up after {limit} {plural(limit, 'reset')}: {reason}", None)
+        given_up = self._limits.reset(reason)
+        if given_up is not None:
+            self._give_up(given_up, None)
             return
         world.broken = reason
         for worker in world.living:
@@ -282,15 +277,7 @@ class ElasticSupervisor(Supervisor):
         if not world.leaving:
             world.leaving = True
             self._guard.close()
-            patience = self._guard_patience
-            self._gather.at = time.monotonic() + patience
-
-    @property
-    def _guard_patience(self) -> float:
-        from hora.core import settings
-
-        chosen = settings.load(rank_environment(self._job))
-        return chosen.timeout if chosen.stall_abort is None else min(chosen.stall_abort, chosen.timeout)
+            self._gather.at = time.monotonic() + self._patience
 
     def _on_not_gathered(self) -> None:
         """Members of a world that has ended have not come: they hang."""
@@ -400,7 +387,10 @@ class ElasticSupervisor(Supervisor):
         if outcome is None:
             self._halt(f"hora: {text}", exit_code=NOT_ENOUGH)
         else:
-            self._fatal = [outcome]
+            world = self._world
+            worker = self._workers[outcome.rank]
+            rank = world.members.index(worker) if world is not None and worker in world.members else 0
+            self._fatal = replace(outcome, rank=rank, log=worker.number)
             self._on_failure(AFTER_FAILURE)
 
     def _on_hosts(self) -> None:
@@ -409,21 +399,9 @@ class ElasticSupervisor(Supervisor):
 
     # --- end ------------------------------------------------------------------------------------
 
-    def _result(self, memory: MemoryWatch) -> Ended:
-        if self._exit_code is not None or self._guard.verdict is not None:
-            return super()._result(memory)
-        reason = memory.rose()
-        outcomes = self._fatal
-        if outcomes is None:
-            members = self._world.members if self._world is not None else list(self._workers.values())
-            found = [self._ranks[worker.number].outcome for worker in members]
-            outcomes = [outcome for outcome in found if outcome is not None]
-            if self._world is not None and self._world.finished and outcomes and not outcomes[0].failed:
-                # The training is complete; a worker that was killed after it is left out.
-                outcomes = [
-                    outcome for outcome in outcomes if outcome.record is not None or outcome.code >= 0
-                ]
-        for outcome in outcomes:
-            outcome.memory = reason
-        failure = judge(outcomes, self._run_directory)
-        return Ended(exit_code=failure.exit_code if failure else 0, failure=failure)
+    def _outcomes(self) -> list[Outcome]:
+        if self._fatal is not None:
+            return [self._fatal]
+        world = self._world
+        members = world.members if world is not None else list(self._workers.values())
+        return last_ends(world, members, [rank.outcome for rank in self._ranks])

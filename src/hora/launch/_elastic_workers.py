@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hora.launch import horovod
 from hora.launch._guard import Ends, Guard
 from hora.launch._link import Link
 from hora.launch._start import Starter
+from hora.launch.failure import Outcome
 from hora.launch.job import HOST
 
-__all__ = ["ElasticStarter", "Worker", "World"]
+__all__ = ["ElasticStarter", "Worker", "World", "last_ends"]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -128,6 +129,27 @@ class World:
                 if ends is not None:
                     ends[0].close()
         guard.all_started()
+
+
+def last_ends(
+    world: World | None, members: Sequence[Worker], ends: Sequence[Outcome | None]
+) -> list[Outcome]:
+    """The ends that tell how the job ended, by rank.
+
+    Args:
+        world: the last one.
+        members: its workers, or all where there was none.
+        ends: how each worker has ended, by its number.
+    """
+    found = []
+    for rank, worker in enumerate(members):
+        outcome = ends[worker.number]
+        if outcome is not None:
+            found.append(replace(outcome, rank=rank, log=worker.number))
+    if world is not None and world.finished and found and not found[0].failed:
+        # The training is complete; who was killed after it is left out.
+        found = [outcome for outcome in found if outcome.record is not None or outcome.code >= 0]
+    return found
 
 
 class ElasticStarter(Starter):

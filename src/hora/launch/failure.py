@@ -43,6 +43,7 @@ class Outcome:
         tail: its last lines on stderr.
         memory: why the out-of-memory killer ran during the job, when it did.
         suspended: whether it told that it stops at a step edge because it was asked to, and did so.
+        log: number of its log, where that is not its rank: in an elastic job a worker keeps it.
     """
 
     rank: int
@@ -53,6 +54,7 @@ class Outcome:
     tail: Sequence[str] = ()
     memory: str | None = None
     suspended: bool = False
+    log: int | None = None
 
     @property
     def well(self) -> bool:
@@ -158,7 +160,7 @@ def judge(
             text = _report.line(outcome, first.rank, size=len(outcomes), same=outcome in same)
             others.append(f"rank {outcome.rank}: {text}")
     parts = [f"hora: {summary}", *_report.indent(_report.details(first)), *_report.indent(others)]
-    parts.append(f"  log: {_report.shown(run.log(first.rank))}")
+    parts.append(f"  log: {_report.shown(_log(first, run))}")
     return Failure(
         rank=first.rank,
         host=host,
@@ -181,15 +183,20 @@ def _by_verdict(verdict: Verdict, outcomes: Sequence[Outcome], run: RunDirectory
     told = [outcome.rank for outcome in outcomes if outcome.told]
     summary = f"job stopped by the verdict {verdict.kind}"
     parts = [f"hora: {summary} (above)", *_report.indent(others)]
+    log = next((_log(outcome, run) for outcome in outcomes if outcome.rank == named), run.log(named))
     return Failure(
         rank=told[0] if told else named,
         host=socket.gethostname(),
         exit_code=min(own, key=lambda outcome: outcome.time).exit_code if own else 1,
         summary=summary,
-        report="\n".join([*parts, f"  log: {_report.shown(run.log(named))}"]),
+        report="\n".join([*parts, f"  log: {_report.shown(log)}"]),
         others=tuple(others),
         verdict=verdict,
     )
+
+
+def _log(outcome: Outcome, run: RunDirectory) -> Path:
+    return run.log(outcome.rank if outcome.log is None else outcome.log)
 
 
 def what_happened(outcome: Outcome) -> dict[str, Any]:

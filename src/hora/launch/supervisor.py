@@ -426,8 +426,12 @@ class Supervisor:
         for close in reversed(self._closing):
             close()
 
+    def _outcomes(self) -> list[Outcome]:
+        """The ends that tell how the job ended."""
+        return [rank.outcome for rank in self._ranks if rank.outcome is not None]
+
     def _result(self, memory: MemoryWatch) -> Ended:
-        outcomes = [rank.outcome for rank in self._ranks if rank.outcome is not None]
+        outcomes = self._outcomes()
         if self._exit_code is not None:
             message = self._message
             if message is not None:
