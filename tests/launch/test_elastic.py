@@ -176,11 +176,11 @@ def test_gives_up_when_too_few_workers_come(elastic: Elastic) -> None:
             time.sleep(60)
         train(body)
         """,
-        *("--min-workers", "2", "-n", "2", "--elastic-timeout", "0.5"),
+        *("--min-workers", "2", "-n", "2", "--elastic-timeout", "4"),
     )
     assert ended.code == 1
-    assert "1 worker of the 2 that --min-workers asks for came within 0.5 s" in ended.err
-    assert ended.seconds < 10
+    assert "1 worker of the 2 that --min-workers asks for came within 4 s" in ended.err
+    assert ended.seconds < 25
 
 
 def test_an_exception_of_the_script_again_and_again_fails_the_job_with_its_report(elastic: Elastic) -> None:

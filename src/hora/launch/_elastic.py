@@ -30,6 +30,10 @@ from hora.launch.supervisor import AFTER_FAILURE, ON_ITS_WAY_OUT, Supervisor, _R
 
 __all__ = ["ElasticSupervisor"]
 
+SURVIVORS_FIRST = 1.5
+"""Seconds after which a dead worker's replacement is started, if the others do not commit before: it would
+take processors from them while they find each other."""
+
 NOT_ENOUGH = 1
 """Exit code of a job that was given up."""
 
@@ -138,6 +142,7 @@ class ElasticSupervisor(Supervisor):
                 self._leave(world)
         elif kind == "commit":
             self._limits.progress()
+            self._fill()
             self._hosts.well()
         elif kind == "end":
             worker.well = True
@@ -259,7 +264,10 @@ class ElasticSupervisor(Supervisor):
                 return
         if not inside:
             self._story.tell_deaths()
-        self._fill()
+        if world is not None and len(world.living) - worker.raised >= self._elastic.least and inside:
+            self._refill.by(time.monotonic() + SURVIVORS_FIRST)
+        else:
+            self._fill()
         self._settle()
 
     def _break(self, world: World, reason: str) -> None:

@@ -34,6 +34,10 @@ class Attachment:
         shards: the ranks' shares of the optimizer, if it is sharded.
     """
 
+    reducer: Reducer | None
+    steps: LocalSteps | None
+    shards: Shards | None
+
     def __init__(
         self,
         optimizer: Optimizer,
@@ -70,11 +74,16 @@ class Attachment:
         optimizer = self.optimizer()
         if optimizer is None:
             return
-        _undo_all(self._undo)
-        for _, parameter in self._named:
-            parameter.grad = None  # of a step that will be made anew; it may lie in memory that is gone
+        self.drop()
         self._join(optimizer, context)
         self.watch(optimizer)
+
+    def drop(self) -> None:
+        """The world ends: give up what belongs to its engine."""
+        _undo_all(self._undo)
+        for _, parameter in self._named:
+            parameter.grad = None  # of a step that will be made anew; it may lie in the engine's memory
+        self.reducer, self.steps, self.shards = None, None, None
 
     def watch(self, optimizer: Optimizer) -> None:
         """Let the guard look at it."""
@@ -86,9 +95,12 @@ class Attachment:
         named, rule, groups, scalars = self._named, self._rule, self._groups, self._scalars
         bucket_mb = self._bucket_mb
         self.context = context
-        self.reducer: Reducer | None = None
-        self.steps: LocalSteps | None = None
-        self.shards: Shards | None = None
+        if context.member is not None:
+            reference = weakref.ref(self)
+            context.closing.append(lambda: _drop(reference))
+        self.reducer = None
+        self.steps = None
+        self.shards = None
         self.number = context.presence.register(self, rule.process_set) if rule.members > 1 else None
         if rule.members > 1 and rule.op is ReduceOp.Adasum:
             self.steps = LocalSteps(context, rule, number=self.number)
@@ -134,6 +146,12 @@ def _rejoin(context: Context) -> None:
 
 
 after_init.append(_rejoin)
+
+
+def _drop(reference: weakref.ref[Attachment]) -> None:
+    attachment = reference()
+    if attachment is not None:
+        attachment.drop()
 
 
 def _undo_all(calls: list[Callable[[], None]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import socket
 import stat
@@ -26,6 +27,7 @@ PATIENCE = 5.0
 """Seconds in which the supervisor tells that a worker is gone, once another has lost a connection to it."""
 
 _prepared = False
+_frozen = False
 _details: Callable[[], dict[str, int]] = dict
 
 
@@ -108,9 +110,15 @@ def prepare(details: Callable[[], dict[str, int]]) -> None:
 
 def join(settings: Settings) -> Member | None:
     """Wait for the next world of an elastic job; None in others."""
+    global _frozen
     connection = control(settings)
     if connection is None:
         return None
+    if not _frozen:
+        # What has been imported stays; left out, a collection at a reset takes milliseconds.
+        gc.collect()
+        gc.freeze()
+        _frozen = True
     found = connection.join(settings, prepared=_prepared, **_details())
     if found is None:
         return Member(connection, -1, World(source="hora"), settings)

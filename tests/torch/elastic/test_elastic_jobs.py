@@ -1,0 +1,210 @@
+"""Whole elastic jobs with torch. Each worker imports it, which takes most of the time of these tests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+SOURCE = Path(__file__).parents[3] / "src"
+LIMIT = 240.0
+"""Seconds: a bound for hosts that are busy with much else; alone each job takes some 15."""
+
+TRAINING = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+import torch
+
+import hora.torch as hora
+
+folder, epochs, pause = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+hora.init()
+torch.manual_seed(0)
+x = torch.randn(256, 4, dtype=torch.float64)
+y = x @ torch.randn(4, 1, dtype=torch.float64)
+loader = hora.data_loader((x, y, torch.arange(256)), global_batch=64, seed=1)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
+optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model)
+hora.broadcast_parameters(model)
+state = hora.elastic.TorchState(model=model, optimizer=optimizer, loader=loader, seen=[])
+
+@hora.elastic.run
+def train(state):
+    for x, y, samples in hora.track(loader, epochs=epochs):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        state.seen.append(hora.allgather(samples).tolist())
+        time.sleep(pause)
+        if len(state.seen) % 2 == 0:
+            state.commit()
+        (folder / "goes").touch()
+
+train(state)
+if hora.rank() == 0:
+    weights = [float(each) for parameter in model.parameters() for each in parameter.detach().flatten()]
+    (folder / "result.json").write_text(json.dumps([state.seen, weights]))
+"""
+
+RESETS = """
+import os, sys, threading
+from pathlib import Path
+
+import torch
+
+import hora.torch as hora
+
+folder, count = Path(sys.argv[1]), int(sys.argv[2])
+hora.init()
+x = torch.randn(64, 4)
+model = torch.nn.Linear(4, 300_000)  # a gradient that lies in the engine's own memory
+optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), model)
+state = hora.elastic.TorchState(model=model, optimizer=optimizer, worlds=0)
+lines = []
+
+def traces():
+    memory = Path("/proc/self/maps").read_text().count("memfd:hora")
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), memory
+
+@hora.elastic.run
+def train(state):
+    while True:
+        optimizer.zero_grad()
+        model(x[:2]).sum().backward()
+        optimizer.step()
+        control = hora.context().member.control
+        if state.worlds == control.number:
+            lines.append(traces())
+            state.worlds += 1
+            state.commit()
+            if state.worlds == count:
+                return
+            if hora.rank() == 0:  # as a worker does that has lost its connections
+                control.tell("broken", number=control.number, reason="a test")
+
+train(state)
+(folder / f"traces-{hora.rank()}").write_text(repr(lines))
+"""
+
+
+class Job:
+    """One ``hora run`` with a training of this file."""
+
+    def __init__(self, folder: Path, script: str, *arguments: object, options: tuple[str, ...]) -> None:
+        self.folder = folder
+        self.mark = f"TEST_MARK=elastic-{os.getpid()}-{folder.name}"
+        (folder / "train.py").write_text(script)
+        environ = {key: value for key, value in os.environ.items() if not key.startswith("HORA_")}
+        key, _, value = self.mark.partition("=")
+        environ |= {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", key: value}
+        self._output = (folder / "output").open("w")
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "hora.cli", "run", "--run-dir", "run", *options, "train.py"),
+                *(str(folder), *map(str, arguments)),
+            ],
+            cwd=folder,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+        )
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._output.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            self.process.wait(30)
+
+    def wait(self) -> str:
+        """All that was printed, when it has ended well and left nothing behind."""
+        code = self.process.wait(LIMIT)
+        output = (self.folder / "output").read_text()
+        assert code == 0, output
+        assert not self.processes(), "a process is left"
+        return output
+
+    def processes(self, kind: bytes = b"") -> list[int]:
+        """Those of the job that live, with these bytes in their command."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                ours = self.mark.encode() in (path / "environ").read_bytes().split(b"\0")
+                if ours and kind in (path / "cmdline").read_bytes():
+                    found.append(int(path.name))
+            except OSError:  # it has ended, or is another user's
+                continue
+        return found
+
+    def worlds(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "run" / "worlds.jsonl").read_text().splitlines()]
+
+
+def undisturbed(folder: Path, epochs: int) -> Any:
+    (folder / "train.py").write_text(TRAINING)
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("HORA_")}
+    environ |= {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [sys.executable, "train.py", str(folder), str(epochs), "0"],
+        cwd=folder,
+        env=environ,
+        check=True,
+        timeout=LIMIT,
+        capture_output=True,
+    )
+    return json.loads((folder / "result.json").read_text())
+
+
+def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
+    """Three workers, whose shares of 64 samples are uneven; five SIGKILLs on a seeded schedule."""
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "elastic").mkdir()
+    seen, weights = undisturbed(tmp_path / "plain", 60)
+    moments = random.Random(5)
+    with Job(tmp_path / "elastic", TRAINING, 60, 0.06, options=("--min-workers", "1", "-n", "3")) as job:
+        kills = 0
+        deadline = time.monotonic() + LIMIT
+        while job.process.poll() is None and kills < 5 and time.monotonic() < deadline:
+            workers = job.processes(b"_worker.py")
+            if (job.folder / "goes").exists() and len(workers) > 1:
+                victim = moments.choice(sorted(workers))
+                os.kill(victim, signal.SIGKILL)
+                kills += 1
+            time.sleep(moments.uniform(0.2, 3.0))
+        job.wait()
+    assert kills >= 2
+    ours, theirs = json.loads((tmp_path / "elastic" / "result.json").read_text()), (seen, weights)
+    assert _digest(ours[0]) == _digest(theirs[0]), "samples were lost, repeated, or in another order"
+    assert len(ours[0]) == 60 * 4
+    # The sums of a step are in another order where the number of workers is another.
+    assert all(abs(mine - other) <= 1e-9 for mine, other in zip(ours[1], weights, strict=True))
+
+
+def test_resets_leave_no_descriptor_thread_or_memory(tmp_path: Path) -> None:
+    count = 50
+    with Job(tmp_path, RESETS, count, options=("--min-workers", "2", "-n", "2")) as job:
+        job.wait()
+        assert len(job.worlds()) == count
+        assert {tuple(world["workers"]) for world in job.worlds()} == {(0, 1)}
+    for rank in (0, 1):
+        lines = eval((tmp_path / f"traces-{rank}").read_text())
+        assert len(lines) == count
+        # The first worlds load what is loaded once; a world's engine may live until the next has begun.
+        parts = lines[5:15], lines[-10:]
+        early, late = ([max(values) for values in zip(*part, strict=True)] for part in parts)
+        assert all(mine <= other for mine, other in zip(late, early, strict=True)), lines
+
+
+def _digest(seen: Any) -> str:
+    return hashlib.sha256(json.dumps(seen).encode()).hexdigest()
