@@ -125,13 +125,15 @@ class State:
 
 
 class ObjectState(State):
-    """A state of plain values, which are its attributes.
+    """A state of plain values, which are its attributes. One that is set later belongs to it as well.
 
     Args:
         values: names and values; anything that can be copied and pickled.
     """
 
     def __init__(self, **values: Any) -> None:
+        self._names: list[str] = []
+        self._saved_values: dict[str, Any] = {}
         super().__init__()
         for name in values:
             if name.startswith("_") or hasattr(type(self), name):
@@ -139,11 +141,14 @@ class ObjectState(State):
                     f"{name}= cannot be a value of a state: it has an attribute of that name.",
                     fix=f"Write another name, such as {name.strip('_')}_value=...",
                 )
-        self._names = list(values)
-        self._saved_values: dict[str, Any] = {}
         for name, value in values.items():
             setattr(self, name, value)
         self.save()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and name not in self._names:
+            self._names.append(name)
+        super().__setattr__(name, value)
 
     def save(self) -> None:
         """Keep copies of the values."""
@@ -152,6 +157,9 @@ class ObjectState(State):
     def restore(self) -> None:
         """Go back to the values of the last copy."""
         self._repeats, self._steps = self._steps, 0
+        for name in set(self._names) - set(self._saved_values):  # set since that copy
+            delattr(self, name)
+        self._names = list(self._saved_values)
         for name, value in self._saved_values.items():
             setattr(self, name, copy.deepcopy(value))
 
@@ -176,7 +184,8 @@ class TorchState(ObjectState):
         optimizer: an optimizer, as ``DistributedOptimizer`` returns it.
         loader: what :func:`hora.torch.data_loader` returned.
         values: by name: anything with ``state_dict()`` and ``load_state_dict()``, such as a schedule, or
-            plain values, which become attributes.
+            plain values. All become attributes, and what is set as an attribute later belongs to the state as
+            well.
     """
 
     def __init__(
@@ -186,18 +195,21 @@ class TorchState(ObjectState):
         loader: Any = None,
         **values: Any,
     ) -> None:
-        given = {"model": model, "optimizer": optimizer, "loader": loader, **values}
-        self._parts: dict[str, Any] = {
-            name: value
-            for name, value in given.items()
-            if hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
-        }
+        self._parts: dict[str, Any] = {}
         self._saved: dict[str, Any] = {}
-        super().__init__(**{name: value for name, value in values.items() if name not in self._parts})
-        for name, part in self._parts.items():
-            setattr(self, name, part)
-            if isinstance(part, Optimizer):
-                part.register_step_post_hook(self._stepped)
+        main = {"model": model, "optimizer": optimizer, "loader": loader}
+        super().__init__(**{name: part for name, part in main.items() if part is not None}, **values)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_") or not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
+            super().__setattr__(name, value)
+            return
+        object.__setattr__(self, name, value)
+        if isinstance(value, Optimizer) and self._parts.get(name) is not value:
+            value.register_step_post_hook(self._stepped)
+        self._parts[name] = value
+        if name in self._names:
+            self._names.remove(name)
 
     def save(self) -> None:
         """Keep copies of all parts, and of the values."""
@@ -207,6 +219,9 @@ class TorchState(ObjectState):
 
     def restore(self) -> None:
         """Go back to the last copies."""
+        for name in set(self._parts) - set(self._saved):  # set since then
+            del self._parts[name]
+            delattr(self, name)
         for name, part in self._parts.items():
             part.load_state_dict(copy.deepcopy(self._saved[name]))
         super().restore()
