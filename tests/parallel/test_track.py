@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from tests.ranks import ranks, run_ranks
 from torch.utils.data import DataLoader, IterableDataset
 
 import hora.torch as hora
-from hora.core.errors import UsageError
+from hora.core.errors import DiskFullError, UsageError
 from hora.core.progress import Progress
 from hora.core.settings import Settings
 from hora.core.world import World
@@ -156,6 +156,34 @@ def test_rank_0_writes_metrics(tmp_path: Path) -> None:
     assert all(record["samples_per_second"] > 0 for record in records)
     times = [record["time"] for record in records]
     assert times == sorted(times)
+
+
+def test_a_full_disk_costs_records_and_not_the_training(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def body(world: World, settings: Settings) -> int:
+        hora.init(world, settings=Settings(**{**vars(settings), "run_dir": tmp_path / "run"}))
+        run = hora.context().run
+        assert run is not None
+        append = run.append_metrics
+
+        def full(record: Mapping[str, Any]) -> None:
+            raise DiskFullError(f"The disk is full: nothing more can be written to {run.path}.", fix="-")
+
+        tracker = hora.track(hora.data_loader((torch.arange(8),), global_batch=2), epochs=1)
+        for _ in tracker:
+            run.append_metrics = full if tracker.step in (2, 3) else append  # type: ignore[method-assign]
+            tracker.log(loss=0.5)
+        return tracker.step
+
+    assert run_ranks(1, body, init=False) == [4]
+    records = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in records] == [1, 4]
+    told = [line for line in capfd.readouterr().err.splitlines() if "incomplete" in line]
+    assert told == [
+        "hora: metrics.jsonl is incomplete from step 2 on: The disk is full: nothing more can be written to "
+        f"{tmp_path / 'run'}."
+    ]
 
 
 @ranks(1)

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from hora.core.errors import UsageError
+from hora.core.errors import DiskFullError, UsageError
 from hora.core.presentation import presenting
 from hora.core.progress import Display, Progress, SilentDisplay, display
 from hora.torch._context import required
@@ -66,6 +66,7 @@ class Tracker(Generic[Batch]):
         self._recent: collections.deque[tuple[float, int]] = collections.deque()
         self._logged: tuple[float, int] = (self._started, 0)
         self._before = 0.0
+        self._incomplete = False
         self.step = self._steps_before()
         self.epoch = first
         self.samples = self._done_before()
@@ -97,6 +98,7 @@ class Tracker(Generic[Batch]):
         Rank 0 shows and writes, the others do nothing, so give values that are already reduced
         (``hora.mean``). Numbers and tensors of one element are shown; anything that JSON can hold is
         written. ``kind="eval"`` marks a record of an evaluation; its values are shown as "eval loss".
+        Where the disk is full they are shown only, and training goes on.
         """
         if not self._watched:
             return
@@ -118,13 +120,23 @@ class Tracker(Generic[Batch]):
         }
         if self.samples > before:
             record["samples_per_second"] = (self.samples - before) / max(now - since, 1e-9)
-        self._context.run.append_metrics(record | plain)
+        try:
+            self._context.run.append_metrics(record | plain)
+        except DiskFullError as error:
+            self._lost(error)
 
     def note(self, text: str) -> None:
         """Say something once beside the progress, such as "target reached"."""
         if self._watched:
             with presenting():
                 self._display.note(text)
+
+    def _lost(self, error: DiskFullError) -> None:
+        """A training of hours does not end for a line that nobody can write; it is told once."""
+        if not self._incomplete:
+            self._incomplete = True
+            warn = f"hora: metrics.jsonl is incomplete from step {self.step} on: {error.what}"
+            print(warn, file=sys.stderr, flush=True)
 
     @property
     def rate(self) -> float:
