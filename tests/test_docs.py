@@ -48,7 +48,8 @@ def commands(page: Path) -> Iterator[tuple[str, list[str]]]:
         for line in text.splitlines()
     ]
     lines += ["`" + quoted for quoted in QUOTED.findall(prose(page))]
-    for line in lines:
+    parts = [part for line in lines for part in line.split(" -- ")]  # hora chaos ... -- hora run ...
+    for line in parts:
         for match in COMMAND.finditer(line):
             ours = ANOTHER_PROGRAM.split(match[2])[0] if match[1] in ("run", "verify") else match[2]
             yield match[1], [word.partition("=")[0] for word in ours.split() if re.match(r"--?[a-z]", word)]

@@ -18,6 +18,7 @@ __all__ = ["main"]
 VERBS = {
     "run": "start a script on N workers and bring back how they ended",
     "verify": "say whether a script trains the same with N workers as with one, or why not",
+    "chaos": "disturb a job, and say whether its result is that of the undisturbed one",
     "train": "train a workload to its target",
     "workloads": "list the workloads, their data and their targets",
     "report": "write a run's report.html again",

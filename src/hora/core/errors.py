@@ -18,6 +18,7 @@ HoraError
 ├── LaunchError                   a job that cannot be started
 ├── VerdictError                  the guard stops the job (`.kind` tells which verdict)
 ├── VerifyError                   a script of which `hora verify` cannot compare two runs
+├── ChaosError                    a job that `hora chaos` cannot disturb in the way that is asked for
 ├── JobFailedError                a job that started and failed (`.report` tells how)
 └── MissingExtraError             an optional package is not installed
 
@@ -32,6 +33,7 @@ from typing import ClassVar
 
 __all__ = [
     "AlreadyInitializedError",
+    "ChaosError",
     "CheckpointError",
     "CollectiveError",
     "DataError",
@@ -168,6 +170,10 @@ class VerdictError(HoraError):
 
 class VerifyError(HoraError):
     """``hora verify`` cannot compare two runs of a script."""
+
+
+class ChaosError(HoraError):
+    """``hora chaos`` cannot disturb a job in the way that is asked for, or has nothing to compare with."""
 
 
 class JobFailedError(HoraError):

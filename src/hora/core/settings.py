@@ -148,6 +148,9 @@ class Settings:
     verify: Path | None = _setting(
         None, unit="path", meaning="what `hora verify` wants recorded in this run", by="launcher"
     )
+    chaos: Path | None = _setting(
+        None, unit="path", meaning="where the ranks of `hora chaos` write down their steps", by="launcher"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
