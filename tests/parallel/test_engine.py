@@ -18,7 +18,7 @@ from tests.ranks import RankFailure, ranks, run_ranks
 
 import hora.torch as hora
 from hora.core.errors import CollectiveError
-from hora.torch.engines import LARGE, Group, _team
+from hora.torch.engines import LARGE, Group, _futex, _team
 from hora.torch.engines._team import SLOT
 
 SIZES = [0, 1, 5, 1000, LARGE // 8, LARGE // 8 + 1, SLOT // 8, SLOT // 8 + 1, SLOT // 4 + 77]
@@ -376,24 +376,64 @@ def test_a_killed_rank_is_an_error_on_the_others() -> None:
     assert "did not raise" not in str(raised.value).lower()
 
 
-def test_whoever_finds_a_killed_rank_tells_the_others(tmp_path: Path) -> None:
-    """They must not find out one after the other, each a slice later."""
+@pytest.mark.parametrize("when", ["asleep", "about to sleep", "to come"])
+def test_whoever_finds_a_killed_rank_tells_the_others(when: str) -> None:
+    """They must not find out one after the other, each a slice later; wherever they are just then.
+
+    Rank 0 would look by itself after twenty seconds only; rank 1 finds out, and then says so in the store.
+    """
 
     def body() -> None:
-        _team.SLICE = 2.0
+        store, sleep = dist.distributed_c10d._get_default_store(), _futex.sleep
+        limit = timedelta(seconds=10)
+
+        def observed(*arguments: Any) -> bool:
+            if when == "asleep":
+                store.set("asleep", "1")
+            else:
+                store.wait(["found"], limit)
+            return sleep(*arguments)
+
         dist.barrier()
-        if hora.rank() == 4:
+        if hora.rank() == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        with pytest.raises(dist.DistBackendError, match="Rank 4 has ended"):
+        if hora.rank() == 0:
+            _team.SLICE = 20.0
+            if when == "to come":
+                store.wait(["found"], limit)
+            else:
+                _futex.sleep = observed
+        elif when == "asleep":
+            store.wait(["asleep"], limit)
+        with pytest.raises(dist.DistBackendError, match="Rank 2 has ended"):
             dist.barrier()
-        (tmp_path / str(hora.rank())).write_text(str(time.monotonic()))
+        now = time.monotonic()
+        if hora.rank() == 1:
+            store.set("found", str(now))
+        else:
+            store.wait(["found"], limit)
+            assert now - float(store.get("found")) < 1.0
 
     with pytest.raises(RankFailure) as raised:
-        run_ranks(5, body)
-    assert str(raised.value) == "--- rank 4\nended without a word"
-    times = [float(path.read_text()) for path in tmp_path.iterdir()]
-    assert len(times) == 4
-    assert max(times) - min(times) < 1.0
+        run_ranks(3, body)
+    assert str(raised.value) == "--- rank 2\nended without a word"
+
+
+def test_a_rank_that_is_killed_while_it_arrives() -> None:
+    """Between the lines of arriving, too."""
+
+    def body() -> None:
+        dist.barrier()
+        if hora.rank() == 1:
+            _futex.arrive = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(dist.DistBackendError, match="Rank 1 has ended"):
+            dist.barrier()
+        assert time.monotonic() - began < 2
+
+    with pytest.raises(RankFailure) as raised:
+        run_ranks(3, body)
+    assert str(raised.value) == "--- rank 1\nended without a word"
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -65,6 +65,30 @@ BODY = """
     works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(4)]
     for work in works:
         work.wait()
+    for count in (1, 3, 300_007):
+        for root in range(size):
+            mine = torch.full((count,), 10.0 * rank + root, dtype=torch.float64)
+            gathered = [torch.empty_like(mine) for _ in range(size)] if rank == root else None
+            dist.gather(mine, gathered, root)
+            for other, part in enumerate(gathered or []):
+                assert torch.equal(part, torch.full_like(part, 10.0 * other + root))
+            parts = [torch.full((count,), 10 * root + other, dtype=torch.int16) for other in range(size)]
+            part = torch.empty(count, dtype=torch.int16)
+            dist.scatter(part, parts if rank == root else None, root)
+            assert torch.equal(part, torch.full_like(part, 10 * root + rank))
+            total = torch.full((count,), float(rank))
+            dist.reduce(total, root)
+            assert torch.equal(total, torch.full_like(total, everyone.sum().item() if rank == root else rank))
+        sent = [count * ((rank + 2 * other) % 3) for other in range(size)]
+        received = [count * ((other + 2 * rank) % 3) for other in range(size)]
+        rows = torch.cat([torch.full((n, 2), 10.0 * rank + i) for i, n in enumerate(sent)])
+        output = torch.empty(sum(received), 2)
+        dist.all_to_all_single(output, rows, received, sent)
+        expected = torch.cat([torch.full((n, 2), 10.0 * i + rank) for i, n in enumerate(received)])
+        assert torch.equal(output, expected)
+        outputs = [torch.empty(n, 2) for n in received]
+        dist.all_to_all(outputs, list(rows.split(sent)))
+        assert torch.equal(torch.cat(outputs), expected)
     model = torch.nn.Linear(3, 2).double()
     hora.broadcast_parameters(model)
     optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)

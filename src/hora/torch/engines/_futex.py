@@ -16,7 +16,7 @@ import platform
 import sys
 from typing import Any
 
-__all__ = ["AVAILABLE", "MOST", "arrive", "fence", "probe", "sleep", "wake"]
+__all__ = ["AVAILABLE", "MOST", "arrive", "fence", "mark", "probe", "sleep", "wake"]
 
 _NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
 """The system call's number: arch/*/entry/syscalls and include/uapi/asm-generic/unistd.h of Linux."""
@@ -26,6 +26,10 @@ _ALL = 2**31 - 1
 
 _ADD_ONE_AND_WAKE_AT = (1 << 28) | (1 << 12)
 """``FUTEX_OP(FUTEX_OP_ADD, 1, FUTEX_OP_CMP_EQ, value)``: the lowest twelve bits are the value."""
+
+_MARK_AND_WAKE = (2 << 28) | (1 << 31) | (30 << 12) | (5 << 24)
+"""``FUTEX_OP(FUTEX_OP_OR | FUTEX_OP_OPARG_SHIFT, 30, FUTEX_OP_CMP_GE, 0)``: sets bit 30, and wakes always,
+since no word is negative."""
 
 MOST = 2048
 """Arrivals that a word can count: the comparison has twelve bits, of which the first is the sign."""
@@ -90,6 +94,14 @@ def sleep(address: int, value: int, seconds: float) -> bool:
 def wake(address: int) -> None:
     """Wake all that sleep on the word."""
     _quick(_number, address, _WAKE, _ALL, 0, None, 0)
+
+
+def mark(address: int, nobody: int) -> None:
+    """Wake all that sleep on the word; whoever is about to, while it holds its old value, does not.
+
+    The word is above any number of arrivals from then on.
+    """
+    _quick(_number, nobody, _WAKE_OP, 0, _ALL, address, _MARK_AND_WAKE)
 
 
 def probe(nobody: int) -> None:

@@ -111,8 +111,9 @@ class Team:
         if self.index == 0:
             self._words[(word + 1) % WORDS * 16] = 0
         self.phase += 1
-        self._rows[self._own + _ARRIVED] = self.phase
         _futex.arrive(self._addresses[word], self._nobody, last=self.size - 1)
+        # After it: a rank that is killed between these lines must not pass for one that has arrived.
+        self._rows[self._own + _ARRIVED] = self.phase
 
     def here(self) -> bool:
         """Whether all have arrived in the phase in which this rank arrived last."""
@@ -135,10 +136,12 @@ class Team:
         if value == self.size:
             return True
         self.check()
+        if value > self.size:
+            self.look()  # a rank has found out that somebody is gone
         limit = min(seconds, SLICE)
         woken = _futex.sleep(self._addresses[word], value, limit)
         if woken and self._words[word * 16] == value:
-            self.look()  # woken by a rank that has found out that somebody is gone, or by a signal
+            self.look()  # woken by a rank that gives up, or by a signal
         return woken or limit < SLICE
 
     def missing(self) -> list[int]:
@@ -187,10 +190,10 @@ class Team:
 
     def give_up(self, reason: str) -> None:
         """As :meth:`fail`; the others, too, learn that this rank will not come any more."""
-        self.fail(reason)
         if self._rows[self._own + _STATE] == _HERE:
-            _write(self._reasons[self.index], str(self._failure))
+            _write(self._reasons[self.index], str(self._failure or reason))
             self._rows[self._own + _STATE] = _GAVE_UP
+        self.fail(reason)
 
     def leave(self) -> None:
         """This rank will not come any more."""
@@ -285,6 +288,8 @@ class Team:
             for index in filter(among, missing):
                 more = _read(self._reasons[index]) if states[index] == _GAVE_UP and how.endswith(": ") else ""
                 self.fail(f"Rank {self.members[index]} {how}{more}", lost=True)
+                # In this phase nobody goes on any more, so its word may tell all others to look as well.
+                _futex.mark(self._addresses[(self.phase - 1) % WORDS], self._nobody)
         self.check()
 
 
