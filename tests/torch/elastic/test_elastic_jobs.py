@@ -15,7 +15,9 @@ from typing import Any
 
 SOURCE = Path(__file__).parents[3] / "src"
 LIMIT = 240.0
-"""Seconds: a bound for hosts that are busy with much else; alone each job takes some 15."""
+"""Seconds: a bound for hosts that are busy with much else; alone each job takes some 5."""
+
+EPOCHS = 20
 
 TRAINING = """
 import json, os, signal, sys, time
@@ -81,6 +83,7 @@ def train(state):
         model(x[:2]).sum().backward()
         optimizer.step()
         control = hora.context().member.control
+        assert control.number <= state.worlds, "both workers were lost"
         if state.worlds == control.number:
             lines.append(traces())
             state.worlds += 1
@@ -167,32 +170,32 @@ def undisturbed(folder: Path, epochs: int) -> Any:
 
 
 def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
-    """Three workers, whose shares of 64 samples are uneven; five SIGKILLs on a seeded schedule."""
+    """Three workers, whose shares of 64 samples are uneven; two SIGKILLs on a seeded schedule."""
     (tmp_path / "plain").mkdir()
     (tmp_path / "elastic").mkdir()
-    seen, weights = undisturbed(tmp_path / "plain", 60)
+    seen, weights = undisturbed(tmp_path / "plain", EPOCHS)
     moments = random.Random(5)
-    with Job(tmp_path / "elastic", TRAINING, 60, 0.06, options=("--min-workers", "1", "-n", "3")) as job:
+    with Job(tmp_path / "elastic", TRAINING, EPOCHS, 0.05, options=("--min-workers", "1", "-n", "3")) as job:
         kills = 0
         deadline = time.monotonic() + LIMIT
-        while job.process.poll() is None and kills < 5 and time.monotonic() < deadline:
+        while job.process.poll() is None and kills < 2 and time.monotonic() < deadline:
             workers = job.processes(b"_worker.py")
             if (job.folder / "goes").exists() and len(workers) > 1:
                 victim = moments.choice(sorted(workers))
                 os.kill(victim, signal.SIGKILL)
                 kills += 1
-            time.sleep(moments.uniform(0.2, 3.0))
+            time.sleep(moments.uniform(0.1, 1.5))
         job.wait()
-    assert kills >= 2
+    assert kills == 2
     ours, theirs = json.loads((tmp_path / "elastic" / "result.json").read_text()), (seen, weights)
     assert _digest(ours[0]) == _digest(theirs[0]), "samples were lost, repeated, or in another order"
-    assert len(ours[0]) == 60 * 4
+    assert len(ours[0]) == EPOCHS * 4
     # The sums of a step are in another order where the number of workers is another.
     assert all(abs(mine - other) <= 1e-9 for mine, other in zip(ours[1], weights, strict=True))
 
 
 def test_resets_leave_no_descriptor_thread_or_memory(tmp_path: Path) -> None:
-    count = 50
+    count = 15
     with Job(tmp_path, RESETS, count, options=("--min-workers", "2", "-n", "2")) as job:
         job.wait()
         assert len(job.worlds()) == count
@@ -200,10 +203,42 @@ def test_resets_leave_no_descriptor_thread_or_memory(tmp_path: Path) -> None:
     for rank in (0, 1):
         lines = eval((tmp_path / f"traces-{rank}").read_text())
         assert len(lines) == count
-        # The first worlds load what is loaded once; a world's engine may live until the next has begun.
-        parts = lines[5:15], lines[-10:]
-        early, late = ([max(values) for values in zip(*part, strict=True)] for part in parts)
+        # The first worlds load what is loaded once. A world's engine may live until the next has begun, so
+        # that one count may be higher; what leaks stays, and the least of the last counts shows it.
+        early = [max(values) for values in zip(*lines[3:6], strict=True)]
+        late = [min(values) for values in zip(*lines[-3:], strict=True)]
         assert all(mine <= other for mine, other in zip(late, early, strict=True)), lines
+
+
+HANG = """
+import os, signal
+
+original = torch.nn.functional.mse_loss
+
+def mse_loss(*arguments):  # the second worker hangs in its 6th step, while the others wait in a collective
+    if os.environ["HORA_WORKER"] == "1" and len(state.seen) == 5:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return original(*arguments)
+
+torch.nn.functional.mse_loss = mse_loss
+
+@hora.elastic.run
+"""
+
+
+def test_a_rank_that_hangs_is_killed_and_the_others_go_on(tmp_path: Path) -> None:
+    script = TRAINING.replace("\n@hora.elastic.run\n", HANG)
+    options = ("--min-workers", "1", "-n", "3", "--stall-after", "1", "--stall-abort", "2")
+    with Job(tmp_path, script, 3, 0.01, options=options) as job:
+        output = job.wait()
+        worlds = job.worlds()
+    assert worlds[0]["workers"] == [0, 1, 2]
+    assert worlds[1]["workers"] == [0, 2], output
+    # Two steps belong to a commit, and the sixth was under way: one is made again.
+    assert (worlds[1]["commits"], worlds[1]["repeats"]) == (2, 1)
+    assert "worker 1 (rank 1) has failed: SIGKILL" in output
+    seen, _ = json.loads((tmp_path / "result.json").read_text())
+    assert len(seen) == 3 * 4
 
 
 def _digest(seen: Any) -> str:
