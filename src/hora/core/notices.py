@@ -39,7 +39,9 @@ def tell(kind: str, **details: int) -> bool:
     number, _, inode = os.environ.get(VARIABLE, "").partition(":")
     if not (number.isdecimal() and inode.isdecimal()):
         return False
-    line = json.dumps({"notice": kind, "rank": int(os.environ["HORA_RANK"]), **details}) + "\n"
+    # Of an elastic job's worker the number lasts, while its rank may change.
+    who = int(os.environ.get("HORA_WORKER") or os.environ["HORA_RANK"])
+    line = json.dumps({"notice": kind, "rank": who, **details}) + "\n"
     try:
         there = os.fstat(int(number))
         # A script that closes all descriptors may have a file of its own under this number by now.

@@ -46,15 +46,21 @@ class Edges:
         wanted = set(ranks)
         return bool(wanted) and wanted <= self._able
 
-    def farewell(self, run: RunDirectory, *, asked_by: int | None) -> str:
+    def farewell(self, run: RunDirectory, *, asked_by: int | None, elastic: bool = False) -> str:
         """What is said about a job that has stopped at a step edge.
 
         Args:
             run: its run directory.
             asked_by: the signal to the launcher; None: the ranks alone got one.
+            elastic: whether its state was in memory, which ends with the ranks.
         """
         step = max(self.stopped.values(), default=0)
         why = "because its ranks were asked to" if asked_by is None else f"by {signal_name(asked_by)}"
+        if self.saved is None and elastic:
+            return (
+                f"hora: stopped {why}, without a checkpoint: what was committed was in memory, and is lost.\n"
+                "  To keep it, write checkpoints = hora.Checkpoints(...) and checkpoints.step()."
+            )
         if self.saved is None:
             return f"hora: stopped {why} after step {step}, without a checkpoint"
         return (

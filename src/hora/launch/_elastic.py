@@ -109,7 +109,7 @@ class ElasticSupervisor(Supervisor):
 
     def _fill(self) -> None:
         """Start workers until there are as many as are wanted."""
-        if self._stopping or self._ending:
+        if self._stopping or self._ending or self._asked_by is not None:
             return
         living = self._living
         while (host := self._hosts.next_place([worker.host for worker in living])) is not None:
@@ -126,6 +126,15 @@ class ElasticSupervisor(Supervisor):
     @property
     def _stopping(self) -> bool:
         return self._exit_code is not None or self._failing
+
+    def _able(self) -> bool:
+        """Whether there is a training that commits."""
+        return self._world is not None and self._world.running and not self._ending
+
+    def _ask(self) -> None:
+        """By the supervisor's word, not a signal: it reaches a worker between two worlds as well."""
+        for worker in self._living:
+            worker.link.send({"kind": "stop"})
 
     def _goes_on(self) -> bool:
         return super()._goes_on() or not (self._stopping or self._ending)
@@ -193,7 +202,7 @@ class ElasticSupervisor(Supervisor):
         rank.streams.close()
         if self._stopping or worker.dismissed:
             return
-        if self._ending or (not outcome.failed and not self._unfinished(worker)):
+        if self._ending or outcome.suspended or (not outcome.failed and not self._unfinished(worker)):
             self._end_of_one(worker, outcome)
         elif worker.raised:
             self._settle()
@@ -213,7 +222,11 @@ class ElasticSupervisor(Supervisor):
         if world is None or worker not in world.members:
             return
         rank = world.members.index(worker)
-        if outcome.record is None and (worker.well or (world.finished and rank > 0 and outcome.code < 0)):
+        if (
+            not outcome.suspended
+            and outcome.record is None
+            and (worker.well or (world.finished and rank > 0 and outcome.code < 0))
+        ):
             # Its script had come to its end, or the others do not need it any more.
             self._guard.ended(replace(outcome, rank=rank, code=0))
             if worker.well:

@@ -352,7 +352,7 @@ class Supervisor:
     def _ask_to_stop(self, number: int) -> bool:
         """Have the ranks save at their next step edge and stop; False where they cannot, or were asked."""
         busy = self._exit_code is not None or self._failing or self._asked_by is not None
-        if busy or not self._edges.able(rank.number for rank in self._alive()):
+        if busy or not self._able():
             return False
         self._asked_by = self._interrupted_by = number
         self._grace.at = time.monotonic() + self._grace_seconds
@@ -361,11 +361,17 @@ class Supervisor:
                 f"hora: {signal.Signals(number).name}: saving at the next step edge, then stopping "
                 f"(at most {self._grace_seconds:g} s; a second signal stops at once)"
             )
+        self._ask()
+        return True
+
+    def _able(self) -> bool:
+        return self._edges.able(rank.number for rank in self._alive())
+
+    def _ask(self) -> None:
         for rank in self._alive():
             if rank.process.poll() is None:
                 rank.process.send_signal(signal.SIGTERM)
                 rank.process.send_signal(signal.SIGCONT)
-        return True
 
     def _on_grace(self) -> None:
         """The ranks know, and have not stopped: SIGTERM would tell them nothing new."""
@@ -451,7 +457,9 @@ class Supervisor:
         if failure is None and any(outcome.suspended for outcome in outcomes):
             return Ended(
                 exit_code=EXIT_STOPPED,
-                message=self._edges.farewell(self._run_directory, asked_by=self._asked_by),
+                message=self._edges.farewell(
+                    self._run_directory, asked_by=self._asked_by, elastic=self._job.elastic is not None
+                ),
                 interrupted_by=self._interrupted_by,
                 saved=self._edges.saved,
             )

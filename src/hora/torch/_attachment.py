@@ -69,6 +69,11 @@ class Attachment:
         if context.member is not None:
             _elastic.append(attachment)
 
+    @property
+    def spread(self) -> bool:
+        """Whether the optimizer was made with ``shard=``, so that several ranks each have a part of it."""
+        return self._scalars is not None or self.fully
+
     def rejoin(self, context: Context) -> None:
         """There is another world of the elastic job."""
         optimizer = self.optimizer()

@@ -25,7 +25,7 @@ from hora.torch._context import Context, required
 from hora.torch._exchange import barrier
 from hora.torch._handles import Handle, synchronize
 
-__all__ = ["SIGNALS", "StepEdge", "expect", "expected", "step_edge"]
+__all__ = ["SIGNALS", "StepEdge", "expect", "expected", "saves_at_edges", "step_edge", "stop_for_now"]
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """What schedulers send before they take a machine away."""
@@ -46,9 +46,20 @@ def step_edge() -> StepEdge:
     return found
 
 
-def expect() -> None:
-    """There will be step edges: loader processes that are started from now on outlive the signals."""
+def expect(saver: object | None = None) -> None:
+    """There will be step edges: loader processes that are started from now on outlive the signals.
+
+    Args:
+        saver: what saves at them, also in later worlds of an elastic job.
+    """
     _expecting.add(required("expect"))
+    if saver is not None:
+        _savers.add(saver)
+
+
+def saves_at_edges() -> bool:
+    """Whether something saves at step edges, and stops there when the job is asked to."""
+    return bool(_savers)
 
 
 def expected() -> bool:
@@ -57,12 +68,22 @@ def expected() -> bool:
 
 
 _edges: dict[int, StepEdge] = {}
+_savers: weakref.WeakSet[Any] = weakref.WeakSet()
 _expecting: weakref.WeakSet[Context] = weakref.WeakSet()
 
 
 def _close(context: Context) -> None:
     _expecting.discard(context)
     _edges.pop(id(context)).close()
+
+
+def stop_for_now(context: Context, step: int) -> NoReturn:
+    """End this rank, as all others do at the same place, with exit code 75."""
+    barrier()
+    if context.watch is not None:
+        context.watch.stops_for_now()
+    tell("stopped", step=step)
+    raise StopForNow
 
 
 class StepEdge:
@@ -94,7 +115,8 @@ class StepEdge:
         """
         if self._agreed:
             return True
-        mine = self._asked_at is not None
+        member = self._context.member
+        mine = self._asked_at is not None or (member is not None and member.control.stopping)
         if self._context.world.size == 1:
             self._agreed = mine
             return mine
@@ -116,11 +138,7 @@ class StepEdge:
         Args:
             step: steps that have been made.
         """
-        barrier()
-        if self._context.watch is not None:
-            self._context.watch.stops_for_now()
-        tell("stopped", step=step)
-        raise StopForNow
+        stop_for_now(self._context, step)
 
     def close(self) -> None:
         """Give the signals back."""

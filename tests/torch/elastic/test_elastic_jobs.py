@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,89 @@ def test_a_rank_that_hangs_is_killed_and_the_others_go_on(tmp_path: Path) -> Non
     assert "worker 1 (rank 1) has failed: SIGKILL" in output
     seen, _ = json.loads((tmp_path / "result.json").read_text())
     assert len(seen) == 3 * 4
+
+
+SAVED = (
+    TRAINING.replace(
+        "state = hora.elastic.TorchState(",
+        """parts = {"model": model, "optimizer": optimizer, "loader": loader}
+checkpoints = hora.Checkpoints(parts, every=3, directory=folder / "checkpoints")
+checkpoints.restore()
+state = hora.elastic.TorchState(checkpoints=checkpoints, """,
+    )
+    .replace("        if len(state.seen)", "        checkpoints.step()\n        if len(state.seen)")
+    .replace("[state.seen, weights]", "[checkpoints.steps, weights]")
+)
+
+
+def test_a_signal_saves_after_a_reset_and_the_next_run_goes_on(tmp_path: Path) -> None:
+    """A worker is killed, its replacement taken in, the job stopped, and begun anew: as if undisturbed."""
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "elastic").mkdir()
+    _, weights = undisturbed(tmp_path / "plain", EPOCHS)
+    folder = tmp_path / "elastic"
+    options = ("--min-workers", "1", "-n", "2")
+    with Job(folder, SAVED, 1000, 0.05, options=options) as job:
+        until((folder / "goes").exists)
+        os.kill(min(job.processes(b"_worker.py")), signal.SIGKILL)
+        until(lambda: len(job.worlds()) == 3)
+        saved = set((folder / "checkpoints").glob("*/commit.json"))
+        until(lambda: set((folder / "checkpoints").glob("*/commit.json")) - saved)
+        job.process.send_signal(signal.SIGUSR1)
+        assert job.process.wait(LIMIT) == 75
+        output = (folder / "output").read_text()
+        assert "the checkpoint of step" in output, output
+        assert not job.processes(), "a process is left"
+        assert [len(world["workers"]) for world in job.worlds()] == [2, 1, 2]
+    stopped = int(output.split("after step ")[1].split(";")[0])
+    assert stopped == max(
+        int(path.parent.name.split("-")[1]) for path in folder.glob("checkpoints/*/commit.json")
+    )
+    epochs = max(EPOCHS, stopped // 4 + 2)
+    if epochs > EPOCHS:
+        _, weights = undisturbed(tmp_path / "plain", epochs)
+    with Job(
+        folder, SAVED, epochs, 0, options=("--min-workers", "1", "-n", "2", "--run-dir", "again")
+    ) as job:
+        job.wait()
+    steps, ours = json.loads((folder / "result.json").read_text())
+    assert steps == epochs * 4
+    assert all(abs(mine - other) <= 1e-9 for mine, other in zip(ours, weights, strict=True))
+
+
+def test_a_signal_without_checkpoints_is_told_plainly(tmp_path: Path) -> None:
+    with Job(tmp_path, TRAINING, 1000, 0.02, options=("--min-workers", "1", "-n", "2")) as job:
+        until((tmp_path / "goes").exists)
+        job.process.send_signal(signal.SIGTERM)
+        assert job.process.wait(LIMIT) == 75
+        output = (tmp_path / "output").read_text()
+        assert "stopped by SIGTERM, without a checkpoint: what was committed was in memory" in output
+        assert not job.processes(), "a process is left"
+
+
+def test_a_spread_optimizer_is_refused_with_the_line_to_write(tmp_path: Path) -> None:
+    script = TRAINING.replace(", model)", ', model, shard="optimizer")')
+    (tmp_path / "train.py").write_text(script)
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("HORA_")}
+    environ |= {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [sys.executable, "train.py", str(tmp_path), "1", "0"],
+        cwd=tmp_path,
+        env=environ,
+        check=False,
+        timeout=LIMIT,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 1
+    assert "Write hora.DistributedOptimizer(optimizer, model) without shard=" in ended.stderr, ended.stderr
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def _digest(seen: Any) -> str:

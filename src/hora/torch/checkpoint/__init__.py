@@ -159,9 +159,19 @@ class Checkpoints:
         self._directory = directory_of(context, directory)
         self._saved: int | None = None
         self.last: Save | None = None
-        expect()
+        expect(self)
         self._have = False  # one that was committed, or restored
-        _writer_of(context, self._directory).claim()
+        # A worker that comes to an elastic job later is in no world yet: others have the directory.
+        if context.member is None or not context.member.alone:
+            _writer_of(context, self._directory).claim()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The steps made, for the state of an elastic job: ``TorchState(checkpoints=checkpoints)``."""
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Count on from there; checkpoints that were written stay."""
+        self.steps = state["steps"]
 
     def restore(self) -> int | None:
         """Put the newest good checkpoint into the objects; its step, or None if there is none."""
@@ -220,6 +230,8 @@ def _repeat_from(step: int) -> None:
     context = required("restore")
     if (context.settings.attempt or 1) == 1 or context in _repeated:
         return
+    if context.member is not None and context.member.alone:
+        return  # others are in the midst of the training
     _repeated.add(context)
     if context.run is not None and context.world.rank == 0:
         context.run.rewind_metrics(step)
@@ -239,4 +251,6 @@ def _writer_of(context: Context, directory: Path) -> Writer:
 
 def _close(context: Context, directory: Path) -> None:
     failing = bool(context.pending) or getattr(sys, "last_value", None) is not None
+    if context.member is not None and context.member.control.reset_due() is not None:
+        failing = True  # a worker is lost, and may never say what it has written
     _writers.pop(directory).close(failing=failing)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import itertools
 import json
 import os
 import queue
@@ -98,7 +97,8 @@ class Writer:
         self._watched: weakref.WeakKeyDictionary[Optimizer, Any] = weakref.WeakKeyDictionary()
         self._store: Any = None
         self._spans: collections.deque[tuple[float, float]] = collections.deque()
-        self._serial = next(_serials)  # equal on all ranks: they make the same writers
+        # Equal on all ranks: they make the same writers, though not each of them in the same worlds before.
+        self._serial = _serials[context] = _serials.get(context, -1) + 1
 
     # --- while training waits -------------------------------------------------------------------
 
@@ -373,7 +373,7 @@ def _settle(writer: weakref.ref[Writer], *_: Any) -> None:
 
 
 _FAILED, _REFUSED = -1, -2
-_serials = itertools.count()
+_serials: weakref.WeakKeyDictionary[Context, int] = weakref.WeakKeyDictionary()
 
 
 def _reason(error: Exception) -> str:

@@ -12,13 +12,18 @@ from torch.optim import Optimizer
 
 from hora.core.errors import UsageError, WorldChangedError
 from hora.torch._context import required
+from hora.torch._edge import saves_at_edges, stop_for_now
 from hora.torch._guard import collective
 from hora.torch._objects import broadcast_object
 from hora.torch._state import broadcast_optimizer_state, broadcast_parameters
 from hora.torch._wire import start_gather, wait_for
 from hora.torch.elastic._sampler import ElasticSampler
+from hora.torch.shard._methods import SpreadState
 
 __all__ = ["ObjectState", "State", "TorchState"]
+
+STOP = 2
+"""What a rank says in a commit when the job is asked to stop; 1 when workers wait, 0 otherwise."""
 
 
 class State:
@@ -51,6 +56,7 @@ class State:
 
         Raises:
             WorldChangedError: :func:`run` handles it.
+            StopForNow: a ``SystemExit`` with code 75: the job was asked to stop.
         """
         # In this order: when one rank has come out of the agreement, all have saved.
         self._commits += 1
@@ -71,7 +77,8 @@ class State:
         member = context.member
         if member is None:
             return
-        due = torch.tensor([int(member.control.updated)], dtype=torch.int32, device=context.control)
+        mine = STOP if member.control.stopping and not saves_at_edges() else int(member.control.updated)
+        due = torch.tensor([mine], dtype=torch.int32, device=context.control)
         if context.world.size > 1:
             with collective(context, "commit", [due]):
                 context.presence.call("commit", _everyone())
@@ -80,6 +87,9 @@ class State:
                     due,
                     context.group,
                 )
+        if due.item() == STOP:
+            self.save()
+            stop_for_now(context, self._commits)
         if due.item():
             self.save()
             raise self._interrupt()
@@ -186,6 +196,9 @@ class TorchState(ObjectState):
         values: by name: anything with ``state_dict()`` and ``load_state_dict()``, such as a schedule, or
             plain values. All become attributes, and what is set as an attribute later belongs to the state as
             well.
+
+    Raises:
+        UsageError: an optimizer with ``shard=``, or a value of a name that the state has already.
     """
 
     def __init__(
@@ -195,6 +208,14 @@ class TorchState(ObjectState):
         loader: Any = None,
         **values: Any,
     ) -> None:
+        given_optimizer: Any = optimizer
+        if isinstance(given_optimizer, SpreadState) and given_optimizer._hora.spread:
+            raise UsageError(
+                "The optimizer's state is spread over the workers by shard=, and a worker that dies takes "
+                "its share along: a commit in memory cannot hold it.",
+                fix="Write hora.DistributedOptimizer(optimizer, model) without shard= in an elastic script; "
+                "or keep it, with hora.Checkpoints and `hora run --restarts 3` instead of --min-workers.",
+            )
         self._parts: dict[str, Any] = {}
         self._saved: dict[str, Any] = {}
         main = {"model": model, "optimizer": optimizer, "loader": loader}
