@@ -318,6 +318,35 @@ def test_a_spread_optimizer_is_refused_with_the_line_to_write(tmp_path: Path) ->
     assert "Write hora.DistributedOptimizer(optimizer, model) without shard=" in ended.stderr, ended.stderr
 
 
+STREAMS = """
+import random
+
+import numpy, torch
+
+import hora.torch as hora
+
+def drawn():
+    return torch.rand(2).tolist(), numpy.random.rand(), random.random()
+
+hora.init()
+state = hora.elastic.TorchState(model=torch.nn.Linear(1, 1))
+for _ in range(2):
+    drawn()
+    state.commit()
+    first = drawn()
+    assert first != drawn()
+    state.restore()
+    assert drawn() == first
+"""
+
+
+def test_a_step_that_is_repeated_draws_the_same_numbers(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(STREAMS)
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("HORA_")}
+    environ |= {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=environ, check=True, timeout=LIMIT)
+
+
 def until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + LIMIT
     while not condition():

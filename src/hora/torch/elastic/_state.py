@@ -17,6 +17,7 @@ from hora.torch._guard import collective
 from hora.torch._objects import broadcast_object
 from hora.torch._state import broadcast_optimizer_state, broadcast_parameters
 from hora.torch._wire import start_gather, wait_for
+from hora.torch.checkpoint._random import set_streams, streams
 from hora.torch.elastic._sampler import ElasticSampler
 from hora.torch.shard._methods import SpreadState
 
@@ -187,7 +188,8 @@ class ObjectState(State):
 class TorchState(ObjectState):
     """The state of a training: model, optimizer, loader, and whatever else counts.
 
-    ``commit()`` copies all of it, so that a later step cannot change what was committed.
+    ``commit()`` copies all of it, so that a later step cannot change what was committed. The random streams
+    of torch, numpy and Python are copied as well: each worker goes back to its own.
 
     Args:
         model: a module.
@@ -218,6 +220,7 @@ class TorchState(ObjectState):
             )
         self._parts: dict[str, Any] = {}
         self._saved: dict[str, Any] = {}
+        self._streams: dict[str, Any] = {}
         main = {"model": model, "optimizer": optimizer, "loader": loader}
         super().__init__(**{name: part for name, part in main.items() if part is not None}, **values)
 
@@ -236,7 +239,7 @@ class TorchState(ObjectState):
         """Keep copies of all parts, and of the values."""
         saved = {name: copy.deepcopy(part.state_dict()) for name, part in self._parts.items()}
         super().save()
-        self._saved = saved
+        self._saved, self._streams = saved, streams(required("save").device)
 
     def restore(self) -> None:
         """Go back to the last copies."""
@@ -246,6 +249,7 @@ class TorchState(ObjectState):
         for name, part in self._parts.items():
             part.load_state_dict(copy.deepcopy(self._saved[name]))
         super().restore()
+        set_streams(self._streams, required("restore").device)
 
     def reset(self) -> None:
         """Samplers share out anew."""
