@@ -59,6 +59,10 @@ class Meeting:
 PATIENT = frozenset({"gloo", "shared-memory"})
 """Engines that go on with an operation that was waited for with a limit, after the limit."""
 
+REFUSED_FOR = datetime.timedelta(seconds=0.5)
+"""How long torch tries to connect to a port on which nobody listens, twice. It waits without a limit for the
+answer of one that listens, and no other thread can end its tries."""
+
 _stores: dict[str, Store] = {}
 """Stores that live as long as the process: rank 0 serves the others even between two ``init()``."""
 
@@ -231,17 +235,20 @@ def _tcp_store(
 ) -> Store:
     key = f"tcp://{host}:{port}"
     if key not in _stores:
-        listening = settings.store_fd if world.rank == 0 else None
+        serves = world.rank == 0
+        # In an elastic job somebody listens before a rank knows the port. Where nobody does, rank 0 has died.
+        short = settings.elastic_fd is not None and not serves
         _stores[key] = TCPStore(
             host,
             port,
             world.size,
-            is_master=world.rank == 0,
-            timeout=timeout,
+            is_master=serves,
+            timeout=REFUSED_FOR if short else timeout,
             wait_for_workers=False,
             multi_tenant=False,
-            master_listen_fd=listening,
+            master_listen_fd=settings.store_fd if serves else None,
         )
+        _stores[key].set_timeout(timeout)
     return _stores[key]
 
 

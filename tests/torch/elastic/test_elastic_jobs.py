@@ -356,3 +356,35 @@ def until(condition: Callable[[], object]) -> None:
 
 def _digest(seen: Any) -> str:
     return hashlib.sha256(json.dumps(seen).encode()).hexdigest()
+
+
+DYING = """
+import os, signal
+import hora.torch._rendezvous as rendezvous
+
+class Dying(rendezvous.TCPStore):  # rank 0 of the second world dies before it serves the store
+    def __init__(self, *arguments, is_master, **options):
+        if is_master and len(state.seen) and not (folder / "died").exists():
+            (folder / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().__init__(*arguments, is_master=is_master, **options)
+
+rendezvous.TCPStore = Dying
+
+@hora.elastic.run
+"""
+
+
+def test_rank_0_dies_before_the_others_have_found_it(tmp_path: Path) -> None:
+    script = TRAINING.replace("\n@hora.elastic.run\n", DYING)
+    with Job(tmp_path, script, 20, 0.05, options=("--min-workers", "1", "-n", "3")) as job:
+        deadline = time.monotonic() + LIMIT
+        while not (tmp_path / "goes").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(job.processes(b"rank-2.json")[0], signal.SIGKILL)
+        job.wait()
+        worlds = [world["workers"] for world in job.worlds()]
+    assert worlds[:2] == [[0, 1, 2], [0, 1]]
+    assert all(0 not in workers for workers in worlds[2:]), worlds
+    seen, _ = json.loads((tmp_path / "result.json").read_text())
+    assert len(seen) == 20 * 4
