@@ -96,6 +96,8 @@ def needing_init() -> dict[str, Callable[[], Any]]:
         "mean": lambda: hora.mean(1.0),
         "track": lambda: hora.track([]),
         "only": hora.only,
+        "save": lambda: hora.save({}, 1),
+        "restore": lambda: hora.restore({}),
     }
 
 

@@ -442,10 +442,12 @@ def test_what_would_take_a_part_for_the_whole_is_refused() -> None:
 def test_each_engine_moves_chunks_in_its_way(size: int, engine: str) -> None:
     def body() -> list[str]:
         asked: list[str] = []
-        for name in ("all_to_all_single", "broadcast"):
-            original = getattr(torch.distributed, name)
-            counted = functools.partial(_counted, asked, name, original)
-            setattr(torch.distributed, name, counted)
+        for owner, name in (
+            (torch.distributed, "broadcast"),
+            (torch.distributed.ProcessGroup, "alltoall_base"),
+        ):
+            original = functools.partial(_counted, asked, name, getattr(owner, name))
+            setattr(owner, name, functools.partialmethod(original) if isinstance(owner, type) else original)
         for name in ("_reduce_scatter", "_all_gather"):
             setattr(_moves, name, functools.partial(_counted, asked, name, getattr(_moves, name)))
         model, ours, reference, plain = both()
@@ -459,7 +461,7 @@ def test_each_engine_moves_chunks_in_its_way(size: int, engine: str) -> None:
         same_state(ours.state_dict(), plain.state_dict())
         return sorted(set(asked))
 
-    ways = {"auto": ["_all_gather", "_reduce_scatter"], "gloo": ["all_to_all_single", "broadcast"]}
+    ways = {"auto": ["_all_gather", "_reduce_scatter"], "gloo": ["alltoall_base", "broadcast"]}
     assert run_ranks(size, body, engine=engine) == [ways[engine]] * size
 
 
