@@ -17,7 +17,7 @@ import pytest
 from tests.ranks import run_ranks
 
 SCRIPT = '''
-import os, signal, sys
+import os, signal, sys, time
 from pathlib import Path
 import torch
 import hora.torch as hora
@@ -61,6 +61,9 @@ def train(folder=None, fault=lambda step: None):
 def fault(step):
     if os.environ.get("FAULTS") and hora.rank() == 1:
         if step == 8 and os.environ["HORA_ATTEMPT"] == "1":
+            marker = Path(os.environ["HORA_RUN_DIR"], "checkpoints", "step-00000006", "commit.json")
+            while not marker.exists():  # rank 0 writes it in the background; the job has a time limit
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         if step == 10:
             everybody(signal.SIGTERM)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 import hora.torch as hora
-from hora.core.errors import UsageError
+from hora.core.errors import NotInitializedError, UsageError
+from hora.core.world import World
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    hora.init(World())
+    yield
+    hora.shutdown()
 
 
 def test_attributes_set_later_go_back_too() -> None:
@@ -21,7 +31,7 @@ def test_attributes_set_later_go_back_too() -> None:
     assert not hasattr(state, "late")
 
 
-def test_a_part_set_later_is_a_part() -> None:
+def test_a_part_set_later_is_a_part(alone: None) -> None:
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     state = hora.elastic.TorchState(model=model, optimizer=optimizer)
@@ -39,7 +49,12 @@ def test_a_part_set_later_is_a_part() -> None:
     assert not hasattr(state, "averaged")
 
 
-def test_what_is_not_given_is_no_attribute() -> None:
+def test_before_init_is_told() -> None:
+    with pytest.raises(NotInitializedError, match=r"hora\.torch\.elastic\.TorchState\(\) was called before"):
+        hora.elastic.TorchState(step=0)
+
+
+def test_what_is_not_given_is_no_attribute(alone: None) -> None:
     assert not hasattr(hora.elastic.TorchState(step=0), "model")
 
 

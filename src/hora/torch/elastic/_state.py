@@ -239,7 +239,7 @@ class TorchState(ObjectState):
         """Keep copies of all parts, and of the values."""
         saved = {name: copy.deepcopy(part.state_dict()) for name, part in self._parts.items()}
         super().save()
-        self._saved, self._streams = saved, streams(required("save").device)
+        self._saved, self._streams = saved, streams(required("elastic.TorchState").device)
 
     def restore(self) -> None:
         """Go back to the last copies."""
@@ -249,7 +249,7 @@ class TorchState(ObjectState):
         for name, part in self._parts.items():
             part.load_state_dict(copy.deepcopy(self._saved[name]))
         super().restore()
-        set_streams(self._streams, required("restore").device)
+        set_streams(self._streams, required("elastic.TorchState").device)
 
     def reset(self) -> None:
         """Samplers share out anew."""
