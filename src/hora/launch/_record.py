@@ -22,12 +22,14 @@ ECHO_TYPES = (
     "DistStoreError",
 )
 
+CONNECTION_ERRORS = ("ConnectionError", "ConnectionRefusedError", "ConnectionAbortedError")
+
 ECHO_TEXT = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)( by)?( peer)?"
     r"|broken pipe|socket closed|connection to rank \d+ lost"
     r"|failed to recv, got 0 bytes|recvvalue failed|pair closure|read timeout"
     r"|callback: DistBackendError"  # out of C++ that had called an engine of Hora's
-    r"|ncclremoteerror|remote process exited|nccl communicator was aborted|ncclsystemerror",
+    r"|ncclremoteerror|remote process exited|(nccl communicator|the group) was aborted|ncclsystemerror",
     re.IGNORECASE,
 )
 """What Gloo, NCCL, torch's TCPStore and the socket layer say when a peer has gone."""
@@ -50,8 +52,7 @@ def looks_like_echo(kind: str, message: str) -> bool:
         message: its text. For exceptions of general classes the text alone decides.
     """
     return kind in ECHO_TYPES or (
-        kind
-        in ("RuntimeError", "OSError", "ConnectionError", "ConnectionRefusedError", "ConnectionAbortedError")
+        kind in ("RuntimeError", "Broken", "OSError", *CONNECTION_ERRORS)
         and ECHO_TEXT.search(message) is not None
     )
 
