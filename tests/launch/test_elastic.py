@@ -196,6 +196,7 @@ def test_an_exception_of_the_script_again_and_again_fails_the_job_with_its_repor
     )
     assert ended.code == 1
     assert "given up: 3 failures without a commit in between" in ended.err
+    assert "rank 1 of 2 failed" in ended.err
     assert ended.err.count("ValueError: bad sample") == 1
     assert "job.py" in ended.err
 

@@ -32,12 +32,14 @@ class Options:
         stall_abort: seconds of waiting after which the job is stopped; None: as ``timeout`` says.
         timeout: the setting ``HORA_TIMEOUT``: seconds after which a collective is given up in any case,
             unless the missing ranks are inside ``hora.only(...)``.
+        replaces: whether late ranks are replaced then, and the job goes on.
     """
 
     mode: Literal["on", "strict"] = "on"
     stall_after: float = 30.0
     stall_abort: float | None = None
     timeout: float = 300.0
+    replaces: bool = False
 
 
 class Desk(Protocol):

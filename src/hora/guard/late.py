@@ -112,7 +112,8 @@ class Late:
             end = ""
             if waited >= limit:
                 name = "--stall-abort" if options.stall_abort else "HORA_TIMEOUT"
-                end = f" The job is stopped after {limit:g} s ({name})."
+                what = "A late rank is replaced" if options.replaces and missing else "The job is stopped"
+                end = f" {what} after {limit:g} s ({name})."
             self._find(place, ranks, missing, waited, case, end=end)
 
     def _find(

@@ -426,3 +426,6 @@ class ElasticSupervisor(Supervisor):
         world = self._world
         members = world.members if world is not None else list(self._workers.values())
         return last_ends(world, members, [rank.outcome for rank in self._ranks])
+
+    def _size(self) -> int:
+        return len(self._workers if self._world is None else self._world.members)

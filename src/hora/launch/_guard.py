@@ -107,6 +107,7 @@ class Guard:
                 stall_after=chosen.stall_after,
                 stall_abort=chosen.stall_abort,
                 timeout=chosen.timeout,
+                replaces=job.elastic is not None,
             )
             self._board_fd = Board.make(job.workers)
             self._board = Board(self._board_fd, job.workers)

@@ -134,7 +134,11 @@ class Failure:
 
 
 def judge(
-    outcomes: Sequence[Outcome], run: RunDirectory, *, verdict: Verdict | None = None
+    outcomes: Sequence[Outcome],
+    run: RunDirectory,
+    *,
+    verdict: Verdict | None = None,
+    size: int | None = None,
 ) -> Failure | None:
     """The first failure among the ranks' ends; None when all ended well or were stopped.
 
@@ -142,6 +146,7 @@ def judge(
         outcomes: one per rank.
         run: for the paths of the logs in the report.
         verdict: the one by which the guard stopped the job.
+        size: number of ranks, where not all have an outcome that tells anything.
     """
     if verdict is not None and verdict.kind != "rank-failed":
         return _by_verdict(verdict, outcomes, run)
@@ -152,7 +157,7 @@ def judge(
     host = socket.gethostname()
     same = _same_error(first, failed)
     everyone = len(same) == len(outcomes) > 1
-    who = f"all {len(outcomes)} ranks" if everyone else f"rank {first.rank} of {len(outcomes)}"
+    who = f"all {len(outcomes)} ranks" if everyone else f"rank {first.rank} of {size or len(outcomes)}"
     summary = f"{who} failed on {host}: {_report.how(first)}"
     others = []
     for outcome in outcomes:

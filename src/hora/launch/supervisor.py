@@ -436,6 +436,10 @@ class Supervisor:
         """The ends that tell how the job ended."""
         return [rank.outcome for rank in self._ranks if rank.outcome is not None]
 
+    def _size(self) -> int:
+        """Number of ranks at the end."""
+        return len(self._ranks)
+
     def _result(self, memory: MemoryWatch) -> Ended:
         outcomes = self._outcomes()
         if self._exit_code is not None:
@@ -453,7 +457,7 @@ class Supervisor:
         reason = memory.rose()
         for outcome in outcomes:
             outcome.memory = reason
-        failure = judge(outcomes, self._run_directory, verdict=self._guard.verdict)
+        failure = judge(outcomes, self._run_directory, verdict=self._guard.verdict, size=self._size())
         if failure is None and any(outcome.suspended for outcome in outcomes):
             return Ended(
                 exit_code=EXIT_STOPPED,

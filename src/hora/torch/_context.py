@@ -181,7 +181,7 @@ def _init(
         with _guard.meeting(guard, world.size), _member.meeting(member) as made:
             meeting = _rendezvous.meet(world, settings, generation=generation, cuda=device.type == "cuda")
             made.append(meeting.group)
-    except Exception:
+    except Exception:  # whatever a connection that breaks makes of it; what has another cause is raised
         if member is not None and member.is_lost():
             return False
         raise

@@ -237,6 +237,8 @@ def test_a_rank_that_hangs_is_killed_and_the_others_go_on(tmp_path: Path) -> Non
     assert worlds[1]["workers"] == [0, 2], output
     # Two steps belong to a commit, and the sixth was under way: one is made again.
     assert (worlds[1]["commits"], worlds[1]["repeats"]) == (2, 1)
+    assert "A late rank is replaced after 2 s (--stall-abort)." in " ".join(output.split())
+    assert "The job is stopped" not in output
     assert "worker 1 (rank 1) has failed: SIGKILL" in output
     seen, _ = json.loads((tmp_path / "result.json").read_text())
     assert len(seen) == 3 * 4
