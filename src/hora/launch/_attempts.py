@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from hora.core.plural import plural
 from hora.core.rundir import RunDirectory
 from hora.launch._elastic import ElasticSupervisor
+from hora.launch._ended import Ended
 from hora.launch.job import Job
-from hora.launch.supervisor import Ended, Supervisor
+from hora.launch.supervisor import Supervisor
 
 __all__ = ["Attempt", "Attempts"]
 

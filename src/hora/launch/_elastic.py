@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 from hora.core import settings
-from hora.core.errors import LaunchError
 from hora.core.plural import plural
 from hora.core.rundir import RunDirectory
 from hora.guard.verdict import Verdict
@@ -21,12 +20,12 @@ from hora.launch import _report, _tree
 from hora.launch._elastic_hosts import Hosts
 from hora.launch._elastic_limits import Limits
 from hora.launch._elastic_story import Story
-from hora.launch._elastic_workers import ElasticStarter, Worker, World, last_ends
+from hora.launch._elastic_workers import ElasticStarter, Worker, World, in_order, last_ends
 from hora.launch._link import Link
-from hora.launch._news import News
+from hora.launch._ranks import Rank
 from hora.launch.failure import Outcome
 from hora.launch.job import Elastic, Job, rank_environment
-from hora.launch.supervisor import AFTER_FAILURE, ON_ITS_WAY_OUT, Supervisor, _Rank
+from hora.launch.supervisor import AFTER_FAILURE, ON_ITS_WAY_OUT, Supervisor
 
 __all__ = ["ElasticSupervisor"]
 
@@ -71,26 +70,12 @@ class ElasticSupervisor(Supervisor):
 
     def _start(self) -> None:
         self._closing.append(self._hosts.close)
-        try:
+        with self._told_if_short():
             self._starter = ElasticStarter(self._job, self._run_directory, self._id)
-            self._closing.append(self._starter.close)
-            self._news = News(
-                self._starter.failures,
-                self._run_directory,
-                self._loop,
-                tell=self._on_news,
-                notice=self._edges.notice,
-            )
-            self._loop.watch(self._starter.status, lambda: self._read_status(self._starter.status))
+            self._hear(self._starter)
             self._hosts.begin()
             self._fill()
-            self._keep_reaper()
-        except OSError as error:
-            raise LaunchError(
-                f"Only {len(self._ranks)} of {self._job.workers} workers could be started: "
-                f"{error.strerror or error}.",
-                fix="Start fewer workers with -n, or raise the limits: see ulimit -u and ulimit -n.",
-            ) from error
+            self._keep()
         self._wait_for_enough()
 
     def _begin(self, host: str) -> None:
@@ -100,7 +85,7 @@ class ElasticSupervisor(Supervisor):
         worker.link = Link(
             ours,
             self._loop,
-            receive=lambda record: self._hear(worker, record),
+            receive=lambda record: self._take(worker, record),
             complain=lambda what: self._complain(f"worker {number} {what}"),
             closed=lambda: None,
         )
@@ -141,7 +126,7 @@ class ElasticSupervisor(Supervisor):
 
     # --- what workers say -----------------------------------------------------------------------
 
-    def _hear(self, worker: Worker, record: Mapping[str, Any]) -> None:
+    def _take(self, worker: Worker, record: Mapping[str, Any]) -> None:
         kind, world = record.get("kind"), self._world
         inside = world is not None and worker in world.members
         if kind == "ready":
@@ -177,8 +162,7 @@ class ElasticSupervisor(Supervisor):
         ):
             return
         world.finished = self._ending = True
-        for worker in world.members:
-            worker.link.send({"kind": "finish", "number": world.number})
+        world.send("finish")
         for worker in self._workers.values():
             if worker not in world.members:
                 self._dismiss(worker)
@@ -192,7 +176,7 @@ class ElasticSupervisor(Supervisor):
 
     # --- ends -----------------------------------------------------------------------------------
 
-    def _reap(self, rank: _Rank) -> None:
+    def _reap(self, rank: Rank) -> None:
         worker = self._workers[rank.number]
         worker.link.drain()
         _tree.kill_group(worker.process)  # what it has started; before its number can be another's
@@ -289,8 +273,7 @@ class ElasticSupervisor(Supervisor):
             self._give_up(given_up, None)
             return
         world.broken = reason
-        for worker in world.living:
-            worker.link.send({"kind": "reset", "number": world.number, "reason": reason})
+        world.send("reset", reason=reason)
         self._leave(world)
 
     def _leave(self, world: World) -> None:
@@ -326,14 +309,11 @@ class ElasticSupervisor(Supervisor):
         prepared = [worker for worker in living if worker.ready and worker.prepared]
         if prepared or any(worker.alone for worker in living):
             self._send_alone(living)
-            chosen = [worker for worker in old if worker.prepared]
-            chosen += [worker for worker in prepared if worker not in chosen]
+            chosen = in_order(prepared, old)
         else:  # nobody has anything yet: all begin together
-            chosen = [worker for worker in living if worker.ready]
+            chosen = in_order([worker for worker in living if worker.ready], old)
             if len(chosen) < len(living) and self._enough.at is not None:
                 return
-        # One that has state comes first: rank 0 gives it to the others.
-        chosen.sort(key=lambda worker: -worker.commits)
         for worker in chosen[len(chosen) - self._hosts.leaving([worker.host for worker in chosen]) :]:
             self._dismiss(worker)
             chosen.remove(worker)
@@ -351,11 +331,7 @@ class ElasticSupervisor(Supervisor):
         if any(worker.ready and worker.prepared for worker in outside) or self._hosts.leaving(
             [worker.host for worker in world.members]
         ):
-            self._update(world)
-
-    def _update(self, world: World) -> None:
-        for worker in world.living:
-            worker.link.send({"kind": "updated", "number": world.number})
+            world.send("updated")
 
     def _send_alone(self, workers: list[Worker]) -> None:
         for worker in workers:
@@ -381,7 +357,7 @@ class ElasticSupervisor(Supervisor):
         world = self._world
         if verdict.kind != "late-rank" or world is None or world.closing or self._ending:
             return False
-        late = [world.members[rank] for rank in verdict.ranks if rank < len(world.members)]
+        late = world.at(verdict.ranks)
         if not late or len(late) == len(world.living):
             return False
         for worker in late:

@@ -16,7 +16,7 @@ from hora.launch._start import Starter
 from hora.launch.failure import Outcome
 from hora.launch.job import HOST
 
-__all__ = ["ElasticStarter", "Worker", "World", "last_ends"]
+__all__ = ["ElasticStarter", "Worker", "World", "in_order", "last_ends"]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -104,6 +104,15 @@ class World:
         """Members whose process has not ended."""
         return [worker for worker in self.members if not worker.ended]
 
+    def at(self, ranks: Sequence[int]) -> list[Worker]:
+        """The members of these ranks."""
+        return [self.members[rank] for rank in ranks if rank < len(self.members)]
+
+    def send(self, kind: str, **details: Any) -> None:
+        """Tell all members that live."""
+        for worker in self.living:
+            worker.link.send({"kind": kind, "number": self.number, **details})
+
     def begin(self, guard: Guard) -> None:
         """Tell the members, each with its ends of what belongs to this world."""
         size = str(len(self.members))
@@ -129,6 +138,17 @@ class World:
                 if ends is not None:
                     ends[0].close()
         guard.all_started()
+
+
+def in_order(workers: Sequence[Worker], before: Sequence[Worker]) -> list[Worker]:
+    """Workers by their ranks in the next world.
+
+    The one that has seen the most commits comes first, since rank 0 gives its state to the others. Else those
+    of the world before keep their order, and new ones come last.
+    """
+    chosen = [worker for worker in before if worker in workers]
+    chosen += [worker for worker in workers if worker not in chosen]
+    return sorted(chosen, key=lambda worker: -worker.commits)
 
 
 def last_ends(

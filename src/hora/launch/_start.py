@@ -6,16 +6,13 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 
-from hora.core import settings
 from hora.core.rundir import RunDirectory
 from hora.launch import _worker, horovod
 from hora.launch._guard import Ends
 from hora.launch.job import HOST, FunctionTarget, Job, ModuleTarget, rank_environment
-from hora.launch.output import Console
 
-__all__ = ["Starter", "allow_descriptors", "show_status"]
+__all__ = ["Starter", "allow_descriptors"]
 
 PIPE_BYTES = 1 << 18
 """Wanted capacity of an output pipe: fewer switches between rank and launcher than with Linux's 64 KiB."""
@@ -134,20 +131,6 @@ class Starter:
         if isinstance(target, ModuleTarget):
             return ["module", target.name, *self._job.arguments]
         return ["script", target.path, *self._job.arguments]
-
-
-def show_status(console: Console, lines: Sequence[str], job: Job) -> None:
-    """Show records of rank 0's status pipe on the console."""
-    from hora.core import progress
-
-    if console.display is None:
-        console.display = progress.display(settings.load(rank_environment(job)), stream=sys.stderr)
-    for line in lines:
-        record = progress.decode(line)
-        if isinstance(record, str):
-            console.display.note(record)
-        elif record is not None:
-            console.display.update(record)
 
 
 def _free_port() -> int:

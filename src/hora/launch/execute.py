@@ -19,9 +19,9 @@ from hora.core.errors import HoraError, RunDirectoryError
 from hora.core.plural import plural
 from hora.core.rundir import RunDirectory, default_path, disk_errors
 from hora.launch._attempts import Attempts
+from hora.launch._ended import Ended
 from hora.launch.failure import Failure
 from hora.launch.job import FunctionTarget, Job, ModuleTarget, check
-from hora.launch.supervisor import Ended
 
 __all__ = ["JobResult", "run_job"]
 

@@ -6,13 +6,13 @@ which a rank says that it has failed, the guard's sockets, and a socket that a s
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hora.core import settings
@@ -23,18 +23,22 @@ from hora.core.rundir import RunDirectory
 from hora.guard.verdict import Verdict
 from hora.launch import _tree
 from hora.launch._edges import ASKING, Edges
+from hora.launch._ended import Ended
 from hora.launch._guard import Guard
+from hora.launch._keeper import Keeper
 from hora.launch._loop import Loop
 from hora.launch._memory import MemoryWatch
 from hora.launch._news import News
+from hora.launch._ranks import Rank, Ranks
 from hora.launch._signals import Signals
-from hora.launch._start import Starter, show_status
+from hora.launch._start import Starter
+from hora.launch._status import Status
 from hora.launch._streams import Streams
-from hora.launch.failure import Failure, Outcome, judge
+from hora.launch.failure import Outcome, judge
 from hora.launch.job import Job, rank_environment
 from hora.launch.output import Console, Log
 
-__all__ = ["Ended", "Supervisor"]
+__all__ = ["Supervisor"]
 
 AFTER_FAILURE = 1.0
 """Seconds that the other ranks get to end by themselves, so that they can tell what they saw."""
@@ -51,43 +55,10 @@ GRACE = 3.0
 INTERRUPT_GRACE = 5.0
 """The same after Ctrl-C, when a rank may want to save something."""
 
-REAPERS = 5
-"""How often the reaper is started: something that kills it each time is not answered for ever."""
-
-CHUNK = 1 << 18
-
 TIMED_OUT = 124
 """Exit code of a job that ran into its timeout, as of coreutils' ``timeout``."""
 
 PIPE_CLOSED = 128 + signal.SIGPIPE
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ended:
-    """How the job ended.
-
-    Attributes:
-        exit_code: 0, or the first failing rank's; 128 + N when signal N ended the job.
-        failure: the first failure, if that is why it ended.
-        message: one line for a job that was ended otherwise: interrupted, timed out.
-        interrupted_by: the signal that ended it.
-        saved: step of the newest checkpoint that was committed; None: none was.
-    """
-
-    exit_code: int
-    failure: Failure | None = None
-    message: str | None = None
-    interrupted_by: int | None = None
-    saved: int | None = None
-
-
-@dataclass(kw_only=True)
-class _Rank:
-    number: int
-    process: subprocess.Popen[bytes]
-    streams: Streams
-    outcome: Outcome | None = None
-    stop_sent: float | None = None
 
 
 class Supervisor:
@@ -112,12 +83,12 @@ class Supervisor:
         self._announce = announce
         self._id = uuid.uuid4().hex
         self._loop = Loop()
-        self._ranks: list[_Rank] = []
+        self._ranks = Ranks()
         self._began = time.monotonic() if began is None else began
         self._complained = False
         self._timeout = self._loop.timer(self._on_timeout)
         self._stop = self._loop.timer(self._on_stop)  # SIGTERM
-        self._kill = self._loop.timer(self._kill_now)  # SIGKILL
+        self._kill = self._loop.timer(self._ranks.kill)  # SIGKILL
         self._redraw = self._loop.timer(self._draw)
         self._edges = Edges()
         self._grace = self._loop.timer(self._on_grace)  # for a step edge
@@ -127,9 +98,7 @@ class Supervisor:
         self._waits = ""
         self._exit_code: int | None = None
         self._failing = False
-        self._reapers = 0
         self._interrupted_by: int | None = None
-        self._status_rest = b""
         self._closing: list[Callable[[], None]] = [self._loop.close]
 
     def run(self) -> Ended:
@@ -139,7 +108,7 @@ class Supervisor:
             LaunchError: the ranks could not be started; none of them is left.
         """
         memory = MemoryWatch()
-        with Signals(self._kill_now) as signals:
+        with Signals(self._ranks.kill) as signals:
             self._signals = signals
             self._console = Console(prefix=self._job.prefix, quiet=self._job.quiet, wakeup=signals.wakeup)
             self._guard = self._make_guard()
@@ -157,12 +126,12 @@ class Supervisor:
                     self._loop.fire()
                 self._guard.settle()
             finally:
-                self._kill_now()
+                self._ranks.kill()
                 self._end()
             return self._result(memory)
 
     def _goes_on(self) -> bool:
-        return any(rank.outcome is None for rank in self._ranks)
+        return bool(self._ranks.living)
 
     def _close_guard(self) -> None:
         self._guard.close()  # the one that there is at the end
@@ -184,35 +153,53 @@ class Supervisor:
     # --- start ----------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        try:
+        with self._told_if_short():
             starter = Starter(self._job, self._run_directory, self._id)
-            self._closing.append(starter.close)
-            self._news = News(
-                starter.failures,
-                self._run_directory,
-                self._loop,
-                tell=self._on_news,
-                notice=self._edges.notice,
-            )
+            self._hear(starter)
             for number in range(self._job.workers):
                 self._start_rank(starter, number)
-            # After the ranks, which do not wait for it; until it runs, they end by PR_SET_PDEATHSIG.
-            self._keep_reaper()
+            self._keep()
+        starter.started()
+        self._guard.all_started()
+
+    @contextlib.contextmanager
+    def _told_if_short(self) -> Iterator[None]:
+        """The ranks are started in the block."""
+        try:
+            yield
         except OSError as error:
             raise LaunchError(
                 f"Only {len(self._ranks)} of {self._job.workers} workers could be started: "
                 f"{error.strerror or error}.",
                 fix="Start fewer workers with -n, or raise the limits: see ulimit -u and ulimit -n.",
             ) from error
-        starter.started()
-        self._guard.all_started()
-        self._loop.watch(starter.status, lambda: self._read_status(starter.status))
+
+    def _hear(self, starter: Starter) -> None:
+        """Read what the ranks will say, but for what they print."""
+        self._closing.append(starter.close)
+        self._news = News(
+            starter.failures, self._run_directory, self._loop, tell=self._on_news, notice=self._edges.notice
+        )
+        status = Status(starter.status, self._console, self._job)
+
+        def read() -> None:
+            if not status.read():
+                self._loop.forget(starter.status)
+
+        self._loop.watch(starter.status, read)
+
+    def _keep(self) -> None:
+        """After the ranks, which do not wait for it; until it runs, they end by PR_SET_PDEATHSIG."""
+        keeper = Keeper(
+            self._id, self._ranks.pids, self._run_directory.path, self._loop, complain=self._complain
+        )
+        self._closing.append(keeper.close)
 
     def _start_rank(self, starter: Starter, number: int) -> None:
         rank = self._follow(number, starter.start(number, self._guard.ends()))
         self._guard.started(number, rank.process)
 
-    def _follow(self, number: int, process: subprocess.Popen[bytes]) -> _Rank:
+    def _follow(self, number: int, process: subprocess.Popen[bytes]) -> Rank:
         """A rank runs: read what it prints, and notice its end."""
         streams = Streams(
             number,
@@ -223,7 +210,7 @@ class Supervisor:
             redraw=self._redraw,
             closed=lambda: self._halt(None, exit_code=PIPE_CLOSED),
         )
-        rank = _Rank(number=number, process=process, streams=streams)
+        rank = Rank(number=number, process=process, streams=streams)
         self._ranks.append(rank)  # from here on it is stopped, whatever else fails
         streams.watch()
         fd = _tree.end_descriptor(process)
@@ -236,40 +223,16 @@ class Supervisor:
         self._loop.watch(fd, ended)
         return rank
 
-    def _keep_reaper(self) -> None:
-        """Start the reaper, and another one should it be killed before the job has ended."""
-        reaper = _tree.Reaper(self._id, [rank.process.pid for rank in self._ranks], self._run_directory.path)
-        self._reapers += 1
-        fd = _tree.end_descriptor(reaper.process)
-
-        def close() -> None:
-            os.close(fd)
-            reaper.close()
-
-        def ended() -> None:
-            self._loop.forget(fd)
-            self._closing.remove(close)
-            close()
-            if self._reapers < REAPERS:
-                self._keep_reaper()
-            else:
-                self._complain(
-                    "the reaper cannot stay alive; should this launcher be killed, look for leftovers"
-                )
-
-        self._closing.append(close)
-        self._loop.watch(fd, ended)
-
     # --- events ---------------------------------------------------------------------------------
 
-    def _reap(self, rank: _Rank) -> None:
+    def _reap(self, rank: Rank) -> None:
         outcome = self._take_outcome(rank)
         self._guard.ended(outcome)
         if outcome.failed:
             # One that was told of a failure must not shorten the time of the one that failed.
             self._on_failure(ON_ITS_WAY_OUT if outcome.told else AFTER_FAILURE)
 
-    def _take_outcome(self, rank: _Rank) -> Outcome:
+    def _take_outcome(self, rank: Rank) -> Outcome:
         code = rank.process.wait()
         self._news.read()
         record = self._news.record(rank.number)
@@ -314,23 +277,12 @@ class Supervisor:
 
     def _on_stop(self) -> None:
         self._kill.at = time.monotonic() + GRACE
-        self._tell_to_stop()
+        self._ranks.stop()
 
     def _draw(self) -> None:
         now = time.monotonic()
         for rank in self._ranks:
             rank.streams.draw(now)
-
-    def _read_status(self, fd: int) -> None:
-        data = os.read(fd, CHUNK)
-        if not data:
-            self._loop.forget(fd)
-            return
-        *lines, self._status_rest = (self._status_rest + data).split(b"\n")
-        self._status_rest = self._status_rest[-CHUNK:]
-        if self._job.quiet or not lines:
-            return
-        show_status(self._console, [line.decode("utf-8", "replace") for line in lines], self._job)
 
     def _complain(self, text: str) -> None:
         if not self._complained:
@@ -365,13 +317,10 @@ class Supervisor:
         return True
 
     def _able(self) -> bool:
-        return self._edges.able(rank.number for rank in self._alive())
+        return self._edges.able(rank.number for rank in self._ranks.living)
 
     def _ask(self) -> None:
-        for rank in self._alive():
-            if rank.process.poll() is None:
-                rank.process.send_signal(signal.SIGTERM)
-                rank.process.send_signal(signal.SIGCONT)
+        self._ranks.ask()
 
     def _on_grace(self) -> None:
         """The ranks know, and have not stopped: SIGTERM would tell them nothing new."""
@@ -382,7 +331,7 @@ class Supervisor:
                 f"save within {self._grace_seconds:g} s (HORA_STOP_GRACE)",
                 exit_code=128 + self._asked_by,
             )
-            self._kill_now()
+            self._ranks.kill()
 
     def _halt(self, message: str | None, *, exit_code: int) -> None:
         """End the job for a reason of our own. The first reason counts, and a failure is one."""
@@ -394,34 +343,14 @@ class Supervisor:
         self._console.mute(0)
         self._console.mute(1)
         self._stop.at, self._kill.at = None, time.monotonic() + INTERRUPT_GRACE
-        self._tell_to_stop()
-
-    def _tell_to_stop(self) -> None:
-        """SIGTERM to the ranks alone: their loader workers must live until the rank has saved its state."""
-        for rank in self._alive():
-            if rank.process.poll() is None:  # else it has ended by itself, and its event is on the way
-                rank.stop_sent = time.time()
-                rank.process.send_signal(signal.SIGTERM)
-                rank.process.send_signal(signal.SIGCONT)  # one that is stopped would not see it
-
-    def _kill_now(self) -> None:
-        """SIGKILL to the ranks and all that shares their process groups. Also called by a signal handler."""
-        for rank in self._alive():
-            rank.stop_sent = rank.stop_sent or time.time()
-            _tree.kill_group(rank.process)
-
-    def _alive(self) -> list[_Rank]:
-        return [rank for rank in self._ranks if rank.outcome is None]
+        self._ranks.stop()
 
     # --- end ------------------------------------------------------------------------------------
 
     def _end(self) -> None:
         """Leave nothing behind: no process, no descriptor."""
-        for rank in self._alive():  # only after an error in the loop itself
-            rank.outcome = Outcome(
-                rank=rank.number, code=rank.process.wait(), ended=time.time(), stop_sent=0.0
-            )
-        leftovers = _tree.sweep(self._id, [rank.process.pid for rank in self._ranks])
+        self._ranks.collect()
+        leftovers = _tree.sweep(self._id, self._ranks.pids)
         if leftovers and self._exit_code is None:
             names = ", ".join(leftovers[:4]) + (", ..." if len(leftovers) > 4 else "")
             many = "processes that the ranks" if len(leftovers) > 1 else "process that a rank"
