@@ -24,6 +24,7 @@ from _interleave import Report, arguments, interleave, long_table
 
 PLAIN = """
 import torch, torch.distributed as dist
+import torch.distributed.nn.functional  # imported later, as torch.optim does, it would hold the group too
 dist.init_process_group("gloo")
 rank, gather = dist.get_rank(), dist.all_gather_object
 one = torch.ones(1)
@@ -70,7 +71,11 @@ if rank == 0:
     with open(os.environ["BENCHMARK_FILE"], "w") as file:
         json.dump(found, file)
 gather(pids, 0)  # nobody ends while it is looked at
+{leave}
 """
+
+LEAVE = "del model\ndist.destroy_process_group()"
+"""Else a thread of Gloo, whose group the model holds too, can meet the end of the interpreter, which aborts."""
 
 LAUNCHERS = ("torchrun", "hora run", "hora run, hora.torch")
 TIMES = ("rank 0 starts", "ranks have met", "first step done", "launcher back")
@@ -86,8 +91,9 @@ def main() -> int:
     report = Report("start_up", base="torchrun")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for script, join in (("plain.py", PLAIN), ("with_hora.py", HORA)):
-            (folder / script).write_text(SCRIPT.format(join=join, ranks=given.ranks), encoding="utf-8")
+        for script, join, leave in (("plain.py", PLAIN, LEAVE), ("with_hora.py", HORA, "")):
+            text = SCRIPT.format(join=join, leave=leave, ranks=given.ranks)
+            (folder / script).write_text(text, encoding="utf-8")
         hora_run = [sys.executable, "-m", "hora.cli", "run", "-n", str(given.ranks)]
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         commands = {

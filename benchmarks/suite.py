@@ -4,7 +4,7 @@
 
 A part that fails, or runs past its limit, does not stop the others: it is "not measured" in the table and on
 the page, and the exit code is 1. What an earlier call had written is taken away first, so that no figure is
-older than the rest; with ``--only`` the other parts' stay. All parts are made for some 25 minutes on two idle
+older than the rest; with ``--only`` the other parts' stay. All parts are made for some 20 minutes on two idle
 cores. With ``--quick`` they end within 10 minutes; then the page is written beside the results, for its
 figures are of too few rounds to be shown to others.
 """
