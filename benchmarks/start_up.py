@@ -75,7 +75,7 @@ gather(pids, 0)  # nobody ends while it is looked at
 """
 
 LEAVE = "del model\ndist.destroy_process_group()"
-"""Else a thread of Gloo, whose group the model holds too, can meet the end of the interpreter and abort it."""
+"""Else a thread of Gloo, whose group the model holds too, can meet the interpreter's end and abort it."""
 
 LAUNCHERS = ("torchrun", "hora run", "hora run, hora.torch")
 TIMES = ("rank 0 starts", "ranks have met", "first step done", "launcher back")
