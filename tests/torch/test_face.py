@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
 import types
 from pathlib import Path
 
@@ -42,3 +44,13 @@ def test_everything_public_says_what_it_is() -> None:
         value = getattr(hora, name)
         if inspect.isfunction(value) or inspect.isclass(value):
             assert inspect.getdoc(value), name
+
+
+def test_what_few_scripts_use_is_not_imported_by_all() -> None:
+    code = (
+        "import sys, hora.torch\n"
+        "late = ['torch.distributed.checkpoint', 'torch.distributed.fsdp', 'torch.distributed.tensor']\n"
+        "print([name for name in late if name in sys.modules])"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert loaded.stdout == "[]\n"

@@ -10,16 +10,17 @@ import sys
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hora.core.errors import CheckpointError
 from hora.torch._context import Context, required
 from hora.torch._edge import expect, step_edge
-from hora.torch.checkpoint import _restore
 from hora.torch.checkpoint._save import Policy, Save
 from hora.torch.checkpoint._tell import Teller, tell_damaged
 from hora.torch.checkpoint._where import directory_of, resume_of
-from hora.torch.checkpoint._writer import Writer
+
+if TYPE_CHECKING:
+    from hora.torch.checkpoint._writer import Writer
 
 __all__ = ["Checkpoints", "Save", "restore", "save"]
 
@@ -82,6 +83,8 @@ def restore(state: Any, *, directory: Path | str | None = None) -> int | None:
     Raises:
         CheckpointError: the objects are not those that were saved, or all checkpoints are damaged.
     """
+    from hora.torch.checkpoint import _restore  # torch's checkpoints take a third of a second to import
+
     context = required("restore")
     own = directory_of(context, directory)
     writer = _writer_of(context, own)
@@ -244,6 +247,8 @@ _writers: dict[Path, Writer] = {}
 def _writer_of(context: Context, directory: Path) -> Writer:
     found = _writers.get(directory)
     if found is None or found.context is not context:
+        from hora.torch.checkpoint._writer import Writer
+
         found = _writers[directory] = Writer(context, directory, Teller(context))
         context.closing.append(lambda: _close(context, directory))
     return found
