@@ -56,7 +56,8 @@ def test_gradients_wait_longer_for_a_rank_than_gloo_would() -> None:
         model = linear()
         optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model)
         step(model, optimizer)
-        [engine] = guard._engines.values()
+        [patient] = guard.patient.values()
+        engine = patient._engine
         engine._set_default_timeout(datetime.timedelta(seconds=0.1))
         if hora.rank() == 1:
             threading.Event().wait(0.6)

@@ -59,11 +59,11 @@ class Supervisor:
 
     def all(self, *kinds: str) -> list[dict[str, Any]]:
         """The records of these kinds that have been sent so far."""
-        from hora.torch import _guard
+        from hora.adapter import guard
 
-        assert _guard._reporter is not None
+        assert guard._reporter is not None
         self._idle.clear()
-        _guard._reporter.send({"kind": "end"})
+        guard._reporter.send({"kind": "end"})
         assert self._idle.wait(10)
         return [record for record in self.records if record["kind"] in kinds]
 

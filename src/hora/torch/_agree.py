@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
+from hora.adapter.guard import collective
 from hora.core.errors import HoraError
 from hora.torch._context import Context
-from hora.torch._guard import collective
 from hora.torch._objects import gather_objects
 from hora.torch._process_sets import ProcessSet, global_process_set
 from hora.torch._wire import start_gather, wait_for

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
+from hora.adapter.ops import ReduceOp
 from hora.core.errors import CollectiveError
 from hora.torch._adasum import check_adasum
 from hora.torch._context import Context
 from hora.torch._dtypes import REDUCED_IN
 from hora.torch._process_sets import ProcessSet
-from hora.torch._request import ReduceOp, dispatcher
+from hora.torch._request import dispatcher
 
 __all__ = [
     "check_group",

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from hora.adapter.ops import ReduceOp
 from hora.torch._changes import LocalSteps
 from hora.torch._context import Context, after_init
 from hora.torch._groups import Groups
 from hora.torch._names import claim
 from hora.torch._reducer import Reducer
-from hora.torch._request import ReduceOp
 from hora.torch._rules import Rule
 from hora.torch._tuning import FIRST
 from hora.torch.shard._rule import ShardRule

@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
+from hora.adapter.ops import Kind, ReduceOp
 from hora.core.errors import CollectiveError
 from hora.torch import _context
 from hora.torch._process_sets import ProcessSet
-from hora.torch._request import Kind, ReduceOp, Request, dispatcher
+from hora.torch._request import Request, dispatcher
 
 __all__ = ["run"]
 

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
+from hora.adapter.guard import collective
+from hora.adapter.ops import ReduceOp
 from hora.torch._adasum import adasum
 from hora.torch._context import Context
 from hora.torch._dtypes import reduced_in
-from hora.torch._guard import collective
-from hora.torch._request import ReduceOp
 from hora.torch._rules import GradientCompression, Rule
 
 __all__ = ["Changes", "LocalSteps"]

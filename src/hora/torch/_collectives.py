@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hora.adapter.ops import Kind, ReduceOp
 from hora.core.errors import CollectiveError
 from hora.torch._arguments import check_group, check_reduction, check_tensor, operation
 from hora.torch._autograd import run
@@ -19,7 +20,7 @@ from hora.torch._compression import Compression, Compressor
 from hora.torch._context import required
 from hora.torch._handles import Handle, submit
 from hora.torch._process_sets import ProcessSet, global_process_set, member_set
-from hora.torch._request import Kind, ReduceOp, Request
+from hora.torch._request import Request
 
 __all__ = [
     "Adasum",

@@ -112,6 +112,13 @@ class Context:
         return _NOTHING if self.guard is None or place is None else self.guard.waiting(place, lasting=lasting)
 
     @property
+    def everyone(self) -> ProcessSet:
+        """The process set of all ranks."""
+        from hora.torch._process_sets import global_process_set  # it builds on this module
+
+        return global_process_set
+
+    @property
     def devices(self) -> frozenset[str]:
         """Device types that the group's engines take: ``{"cpu"}``, ``{"cpu", "cuda"}`` or ``{"cuda"}``."""
         return frozenset(_rendezvous.engines(self.group))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hora.torch._request import ReduceOp
+from hora.adapter.ops import ReduceOp
 
 __all__ = ["REDUCED_IN", "reduced_in", "scaled_by"]
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
+from hora.adapter.ops import Kind
 from hora.torch._arguments import check_group, check_root, check_splits, check_tensor
 from hora.torch._autograd import run
 from hora.torch._context import required
 from hora.torch._handles import Handle, submit
 from hora.torch._process_sets import ProcessSet, global_process_set, member_set
-from hora.torch._request import Kind, Request
+from hora.torch._request import Request
 
 __all__ = [
     "allgather",

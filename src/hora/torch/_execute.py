@@ -17,11 +17,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hora.adapter.guard import inside
+from hora.adapter.ops import Kind, ReduceOp
 from hora.torch._adasum import adasum
 from hora.torch._context import Context, required
 from hora.torch._dtypes import reduced_in, scaled_by
-from hora.torch._guard import inside
-from hora.torch._request import Kind, ReduceOp, Request
+from hora.torch._request import Request
 from hora.torch._running import Rest, Running
 from hora.torch._wire import agree_on_rows, as_bytes, join_bytes, row_bytes, start_gather, wait_for
 

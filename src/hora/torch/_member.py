@@ -14,10 +14,11 @@ from urllib.parse import urlsplit
 
 import torch.distributed as dist
 
+from hora.adapter import guard
 from hora.core.elastic import Control, control
 from hora.core.settings import Settings
 from hora.core.world import World
-from hora.torch import _guard, _rendezvous
+from hora.torch import _rendezvous
 from hora.torch._connections import Connections, shut
 from hora.torch.engines import Group
 
@@ -85,7 +86,7 @@ class Member:
     def leave(self) -> None:
         """The world has been left: give up what the supervisor had opened for it."""
         known = self.settings.store is not None and _rendezvous.forget_store(self.settings.store)
-        _guard.disconnect()
+        guard.disconnect()
         for descriptor in (self.settings.guard_board, None if known else self.settings.store_fd):
             if descriptor is not None and not self.alone:
                 os.close(descriptor)

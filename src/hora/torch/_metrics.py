@@ -10,9 +10,9 @@ from typing import overload
 import torch
 import torch.distributed as dist
 
+from hora.adapter.guard import collective
 from hora.core.errors import CollectiveError
 from hora.torch._context import required
-from hora.torch._guard import collective
 from hora.torch._process_sets import global_process_set
 
 __all__ = ["mean"]

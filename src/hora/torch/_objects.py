@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hora.adapter.guard import collective
 from hora.core.errors import CollectiveError
 from hora.torch._arguments import check_root
 from hora.torch._context import Context, required
-from hora.torch._guard import collective
 from hora.torch._process_sets import ProcessSet, global_process_set, member_set
 from hora.torch._wire import gather_bytes, start_gather, wait_for
 

@@ -9,10 +9,12 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from hora.adapter.frames import at, user_site
+from hora.adapter.guard import inside
+from hora.adapter.ops import refuse_presentation
 from hora.core.errors import VerdictError
 from hora.guard.board import Phase
 from hora.guard.call import Call
-from hora.torch._request import refuse_presentation
 
 if TYPE_CHECKING:
     from hora.torch._guard import Guard
@@ -30,18 +32,13 @@ class Calls:
     """
 
     def __init__(self, guard: Guard, set_id: int, members: Sequence[int]) -> None:
-        from hora.torch._guard import inside  # it builds on this module
-
         self._guard, self._set_id, self._members = guard, set_id, members
-        self._inside = inside
         self._stalled: tuple[int, int] | None = None
 
     def enter(self, what: str) -> tuple[int, int] | None:
         """Note a call, unless one of Hora's own collectives makes it."""
-        if self._inside():
+        if inside():
             return None
-        from hora.torch._guard import at, user_site  # it builds on this module
-
         refuse_presentation()
         site = user_site(2)
         text = f"torch.distributed: {what}"

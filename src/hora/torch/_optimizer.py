@@ -10,6 +10,7 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
+from hora.adapter.ops import ReduceOp
 from hora.core.errors import GradientError
 from hora.torch._adasum import check_adasum
 from hora.torch._agree import require_same
@@ -27,7 +28,6 @@ from hora.torch._names import (
     place_of,
 )
 from hora.torch._process_sets import ProcessSet, global_process_set, member_set
-from hora.torch._request import ReduceOp
 from hora.torch._rules import GradientCompression, Rule
 from hora.torch.shard._elementwise import scalar_keys
 from hora.torch.shard._fully import spread_fully

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from hora.adapter.guard import collective
 from hora.core.errors import CollectiveError
 from hora.torch import _context, _member
-from hora.torch._guard import collective
 
 __all__ = [
     "ProcessSet",

@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
+from hora.adapter.guard import collective
 from hora.core.errors import GradientError, NotInitializedError
 from hora.torch import _context
 from hora.torch._buckets import Bucket, Named, assign, layout_of
 from hora.torch._groups import Groups
-from hora.torch._guard import collective
 from hora.torch._hooks import End, Place, gradient_hook
 from hora.torch._marks import Marks, joined_now
 from hora.torch._ready import Readiness

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from hora.adapter.ops import Kind, ReduceOp
 from hora.core.errors import CollectiveError
 from hora.torch._arguments import check_group, check_tensor, operation
 from hora.torch._autograd import run
@@ -15,7 +16,7 @@ from hora.torch._compression import Compression, Compressor
 from hora.torch._context import required
 from hora.torch._handles import Handle, submit
 from hora.torch._process_sets import ProcessSet, global_process_set
-from hora.torch._request import Kind, ReduceOp, Request
+from hora.torch._request import Request
 
 __all__ = [
     "grouped_reducescatter",

@@ -6,43 +6,19 @@ runs it at once, in the order of the calls; another may first match it with the 
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from hora.core.errors import CollectiveError
-from hora.core.presentation import is_presenting
+from hora.adapter.ops import Kind, ReduceOp, refuse_presentation
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
     from hora.torch._process_sets import ProcessSet
 
-__all__ = ["Dispatcher", "Kind", "ReduceOp", "Request", "Work", "dispatcher", "refuse_presentation", "use"]
-
-
-class ReduceOp(enum.Enum):
-    """How ``allreduce`` and ``reducescatter`` combine the ranks' tensors."""
-
-    Average = "average"
-    Sum = "sum"
-    Adasum = "adasum"
-    Min = "min"
-    Max = "max"
-    Product = "product"
-
-
-class Kind(enum.Enum):
-    """Which collective."""
-
-    ALLREDUCE = "allreduce"
-    ALLGATHER = "allgather"
-    BROADCAST = "broadcast"
-    ALLTOALL = "alltoall"
-    REDUCESCATTER = "reducescatter"
-    BARRIER = "barrier"
+__all__ = ["Dispatcher", "Request", "Work", "dispatcher", "use"]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -137,16 +113,6 @@ def dispatcher() -> Dispatcher:
     from hora.torch._execute import native  # it builds on this module
 
     return native
-
-
-def refuse_presentation() -> None:
-    """Raises CollectiveError inside code that shows something, which lives on one rank."""
-    if is_presenting():
-        raise CollectiveError(
-            "A collective was called while something is shown, which only rank 0 does: it would wait for "
-            "the other ranks.",
-            fix="Reduce the value first, on every rank: loss = hora.mean(loss), and show the number.",
-        )
 
 
 def use(dispatcher: Dispatcher | None) -> None:

@@ -11,11 +11,11 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 import torch.distributed as dist
 
+from hora.adapter.ops import ReduceOp
 from hora.core.errors import GradientError
 from hora.torch._buckets import Bucket
 from hora.torch._compression import Compression, Compressor
 from hora.torch._process_sets import ProcessSet
-from hora.torch._request import ReduceOp
 from hora.torch.engines import LARGE, Group
 
 __all__ = ["GradientCompression", "Rule", "Sent"]

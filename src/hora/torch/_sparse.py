@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
+from hora.adapter.ops import Kind, ReduceOp
 from hora.core.errors import CollectiveError
 from hora.torch._context import required
 from hora.torch._handles import Handle
 from hora.torch._process_sets import ProcessSet, global_process_set, member_set
-from hora.torch._request import Kind, ReduceOp, Request, dispatcher
+from hora.torch._request import Request, dispatcher
 
 __all__ = ["sparse_allreduce_async"]
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hora.adapter.guard import collective
 from hora.torch._context import Context
-from hora.torch._guard import collective
 from hora.torch._process_sets import ProcessSet
 
 __all__ = ["Sums"]

@@ -10,10 +10,11 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from hora.adapter.ops import Kind, ReduceOp
 from hora.core.errors import CollectiveError
 from hora.torch._context import required
 from hora.torch._process_sets import ProcessSet, global_process_set, member_set
-from hora.torch._request import Kind, ReduceOp, Request, dispatcher
+from hora.torch._request import Request, dispatcher
 
 __all__ = ["SyncBatchNorm"]
 

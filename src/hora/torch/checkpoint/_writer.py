@@ -27,12 +27,12 @@ import torch.distributed as dist
 from torch.distributed import DistError
 from torch.optim import Optimizer
 
+from hora.adapter.guard import collective
 from hora.core import commits
 from hora.core.commits import Commit, Place
 from hora.core.errors import CheckpointError, HoraError, RunDirectoryError
 from hora.core.lock import DirectoryLock
 from hora.torch._context import Context
-from hora.torch._guard import collective
 from hora.torch._objects import send_object
 from hora.torch._wire import start_gather, wait_for
 from hora.torch.checkpoint import _layout

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
+from hora.adapter.guard import collective
 from hora.core.errors import UsageError, WorldChangedError
 from hora.torch._context import required
 from hora.torch._edge import saves_at_edges, stop_for_now
-from hora.torch._guard import collective
 from hora.torch._objects import broadcast_object
 from hora.torch._state import broadcast_optimizer_state, broadcast_parameters
 from hora.torch._wire import start_gather, wait_for

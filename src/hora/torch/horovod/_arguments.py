@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from hora.adapter.ops import ReduceOp
 from hora.torch._groups import even_parts
-from hora.torch._request import ReduceOp
 
 __all__ = ["check_arguments", "named", "split_groups"]
 

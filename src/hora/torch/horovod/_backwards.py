@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hora.adapter.ops import ReduceOp
 from hora.torch._arguments import operation
-from hora.torch._request import ReduceOp
 from hora.torch.horovod._operations import by_number
 
 __all__ = ["handle_average_backwards_compatibility", "num_rank_is_power_2"]

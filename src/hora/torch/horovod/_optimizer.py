@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from hora.adapter.ops import ReduceOp
 from hora.torch._changes import Changes
 from hora.torch._compression import Compression, Compressor
 from hora.torch._process_sets import ProcessSet, global_process_set
-from hora.torch._request import ReduceOp
 from hora.torch.horovod._arguments import check_arguments
 from hora.torch.horovod._operations import (
     allreduce_async_,

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from hora.adapter.ops import ReduceOp
 from hora.torch._handles import Handle
 from hora.torch._process_sets import ProcessSet
-from hora.torch._request import ReduceOp
 from hora.torch.horovod._arguments import named, split_groups
 from hora.torch.horovod._operations import (
     allreduce,

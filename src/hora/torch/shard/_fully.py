@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from hora.adapter.ops import ReduceOp
 from hora.core.errors import GradientError
 from hora.torch._compression import Compression
 from hora.torch._context import Context
-from hora.torch._request import ReduceOp
 from hora.torch._rules import Rule
 from hora.torch._state import broadcast_parameters
 

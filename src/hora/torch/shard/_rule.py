@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from hora.adapter.ops import ReduceOp
 from hora.core.errors import GradientError
-from hora.torch._request import ReduceOp
 from hora.torch._rules import GradientCompression, Rule, Sent
 from hora.torch.shard._moves import start_scatter
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from hora.adapter.guard import collective
 from hora.core.errors import GradientError
 from hora.torch._context import Context
 from hora.torch._groups import Groups
-from hora.torch._guard import collective
 from hora.torch.shard._across import Across
 from hora.torch.shard._bucket import ShardBucket
 from hora.torch.shard._flat import Flat, Member, spread

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from hora.adapter.guard import collective
 from hora.torch._context import Context
-from hora.torch._guard import collective
 from hora.torch._objects import gather_objects
 from hora.torch._process_sets import ProcessSet
 from hora.torch._wire import as_bytes

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.optim import Optimizer
 
+from hora.adapter.frames import user_frame
 from hora.guard.reporter import Reporter
-from hora.torch._guard import user_frame
 from hora.torch.shard._gradient import GradientShare
 from hora.torch.watch._digest import digests
 

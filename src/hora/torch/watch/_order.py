@@ -16,7 +16,7 @@ from torch.utils.data import RandomSampler, SubsetRandomSampler
 from torch.utils.data import dataloader as loaders
 from torch.utils.data.distributed import DistributedSampler
 
-from hora.torch._guard import user_frames
+from hora.adapter.frames import user_frames
 from hora.torch.watch._digest import sample
 from hora.torch.watch._inputs import replace
 from hora.torch.watch._noise import Noise

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import Optimizer
 
+from hora.adapter.frames import user_frames
 from hora.core.errors import HoraError, VerdictError
 from hora.core.plural import plural
-from hora.torch._guard import user_frames
 
 if TYPE_CHECKING:
     from hora.torch._loader import Loader

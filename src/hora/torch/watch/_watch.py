@@ -20,9 +20,9 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from hora.adapter.frames import user_frames
+from hora.adapter.ops import ReduceOp
 from hora.core.errors import VerdictError
-from hora.torch._guard import user_frames
-from hora.torch._request import ReduceOp
 from hora.torch.watch import _gradients as gradients
 from hora.torch.watch._group import Group, is_plain
 from hora.torch.watch._inputs import Inputs
