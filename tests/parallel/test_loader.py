@@ -15,11 +15,11 @@ from tests.ranks import ranks
 from torch.utils.data import Dataset, IterableDataset
 
 import hora.torch as hora
+from hora.adapter.order import share
 from hora.core.errors import GlobalBatchError, UsageError
 from hora.core.settings import Settings
 from hora.core.world import World
 from hora.torch import _context
-from hora.torch._loader import share
 from hora.torch._presence import Presence
 
 
@@ -93,10 +93,10 @@ class _Playing:
         )
 
     def __enter__(self) -> None:
-        _context._current = self._context
+        _context.current.context = self._context
 
     def __exit__(self, *error: object) -> None:
-        _context._current = None
+        _context.current.context = None
 
 
 def union(steps: list[list[list[int]]]) -> list[list[int]]:

@@ -19,10 +19,16 @@ from hora.core import _store_wire as wire
 from hora.core._store_server import Server
 from hora.core.errors import UsageError, WorldError
 
-__all__ = ["Alone", "Store"]
+__all__ = ["Alone", "RankGone", "Store"]
 
 GRACE = 5.0
 """Seconds beyond those of a request after which a server that does not answer is given up: it is stopped."""
+
+
+class RankGone(WorldError):
+    """A rank that is waited for has ended, or rank 0, which serves the store."""
+
+    slug = "world"
 
 
 class Store:
@@ -152,8 +158,8 @@ class Store:
                 waited for so long, all are told.
 
         Raises:
-            WorldError: a rank does not come in time, or has ended; the ranks give different members; or
-                rank 0 is gone.
+            WorldError: a rank does not come in time, or the ranks give different members; a
+                :class:`RankGone` if one has ended, or rank 0.
         """
         ranks = range(count) if members is None else members
         seconds = self.timeout if timeout is None else timeout
@@ -266,7 +272,7 @@ class Store:
                 f"Rank 0, which keeps the ranks' store at {self._where}, does not answer.",
                 fix="Look at the log of rank 0; raise HORA_TIMEOUT if starting takes longer.",
             )
-        return WorldError(
+        return RankGone(
             f"Rank 0, which keeps the ranks' store at {self._where}, is gone: {error}.",
             fix="Look at the log of rank 0: the cause is there.",
         )
@@ -319,7 +325,7 @@ class Alone(Store):
 
 def _problem(status: int, key: str, text: str, seconds: float) -> WorldError:
     if status == wire.GONE:
-        return WorldError(
+        return RankGone(
             f"{text} ended before {key!r}, to which all must come.",
             fix="Look at the log of that rank: the cause is there.",
         )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 import torch
 
+from hora.adapter.agreement import digest, first_difference
 from hora.adapter.guard import collective
 from hora.core.errors import HoraError
 from hora.torch._context import Context
@@ -41,8 +41,7 @@ def require_same(
     ranks = process_set.members
     if len(ranks) == 1:
         return
-    digest = hashlib.blake2b("\n".join(items).encode(), digest_size=16).digest()
-    mine = torch.frombuffer(bytearray(digest), dtype=torch.int64).to(context.control)
+    mine = torch.frombuffer(bytearray(digest(items)), dtype=torch.int64).to(context.control)
     everyone = mine.new_empty(len(ranks) * 2)
     with collective(context, function, process_set=process_set, items=tuple(items)):
         context.presence.call(None, process_set)
@@ -50,15 +49,5 @@ def require_same(
     if bool((everyone.view(-1, 2) == everyone[:2]).all()):
         return
     lists = gather_objects(list(items), context, process_set=process_set)
-    for rank, other in zip(ranks, lists, strict=True):
-        if other == lists[0]:
-            continue
-        pairs = enumerate(zip(lists[0], other, strict=False))
-        place = next((index for index, (first, second) in pairs if first != second), None)
-        if place is None:
-            difference = f"rank {ranks[0]} has {len(lists[0])} of them and rank {rank} has {len(other)}"
-        else:
-            difference = (
-                f"number {place} is {lists[0][place]} on rank {ranks[0]} and {other[place]} on rank {rank}"
-            )
-        raise error(f"{what} differ between ranks: {difference}.", fix=fix)
+    difference = first_difference(ranks, lists)
+    raise error(f"{what} differ between ranks: {difference}.", fix=fix)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from hora.adapter import arguments
 from hora.adapter.ops import ReduceOp
 from hora.core.errors import CollectiveError
 from hora.torch._adasum import check_adasum
@@ -19,7 +19,6 @@ from hora.torch._request import dispatcher
 __all__ = [
     "check_group",
     "check_reduction",
-    "check_root",
     "check_splits",
     "check_tensor",
     "operation",
@@ -28,29 +27,14 @@ __all__ = [
 
 def operation(average: bool | None, op: ReduceOp | None, *, function: str) -> ReduceOp:
     """The operation that Horovod's two arguments ask for: ``op``, or the older ``average``."""
-    if average is not None and op is not None:
-        raise CollectiveError(
-            f"{function} got both average={average!r} and op={op!r}.", fix="Keep op= and leave average out."
-        )
-    if op is not None:
-        if not isinstance(op, ReduceOp):
-            raise CollectiveError(f"{op!r} is not a reduce operation.", fix="Write op=hora.Sum, for example.")
-        return op
-    if average is None:
-        return ReduceOp.Average
-    if not isinstance(average, bool):
-        raise CollectiveError(
-            f"{function}: average={average!r} is neither True nor False.",
-            fix="Write op=hora.Sum, for example.",
-        )
     as_horovod = dispatcher().as_horovod  # its forms are wrapped once more
-    warnings.warn(
-        f"{function}: average= is deprecated; write "
-        f"op={'hvd' if as_horovod else 'hora'}.{'Average' if average else 'Sum'}.",
-        DeprecationWarning,
-        stacklevel=5 if as_horovod else 4,
+    return arguments.operation(
+        average,
+        op,
+        function=function,
+        alias="hvd" if as_horovod else "hora",
+        stacklevel=6 if as_horovod else 5,
     )
-    return ReduceOp.Average if average else ReduceOp.Sum
 
 
 def check_tensor(tensor: object, context: Context, *, function: str) -> None:
@@ -117,23 +101,6 @@ def check_reduction(
                 f"{function} has no Average of {name} tensors: the result would be truncated.",
                 fix="Write op=hora.Sum, or tensor.float() for a fractional average.",
             )
-
-
-def check_root(
-    root_rank: int, context: Context, *, function: str, process_set: ProcessSet | None = None
-) -> None:
-    """Raise CollectiveError unless ``root_rank`` is a rank of the job, and of the process set."""
-    size = context.world.size
-    if isinstance(root_rank, bool) or not isinstance(root_rank, int) or not 0 <= root_rank < size:
-        raise CollectiveError(
-            f"{function}: root_rank={root_rank!r} is not a rank of this job (0 to {size - 1}).",
-            fix=f"Write {function}(..., root_rank=0), or another rank below {size}.",
-        )
-    if process_set is not None and root_rank not in process_set.members:
-        raise CollectiveError(
-            f"{function}: root_rank={root_rank} is not in {process_set}.",
-            fix=f"Give the rank in the whole job of a member, such as {process_set.members[0]}.",
-        )
 
 
 def check_splits(

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from hora.adapter.arguments import check_root
 from hora.adapter.ops import Kind
-from hora.torch._arguments import check_group, check_root, check_splits, check_tensor
+from hora.torch._arguments import check_group, check_splits, check_tensor
 from hora.torch._autograd import run
 from hora.torch._context import required
 from hora.torch._handles import Handle, submit

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from hora.adapter.order import positions, sample_seed
 from hora.core.errors import UsageError
 from hora.torch import _edge
-from hora.torch._order import sample_seed
 
 __all__ = ["Fetcher", "SampleFetcher", "TensorFetcher", "to_device"]
 
@@ -70,7 +70,7 @@ class TensorFetcher:
 
     def fetch(self, order: NDArray[np.int64], shares: Shares, *, seed: int, epoch: int) -> Iterator[Any]:
         for start, stop in shares:
-            index = torch.from_numpy(_positions(order, start, stop))
+            index = torch.from_numpy(positions(order, start, stop))
             yield self._form(tensor[index.to(tensor.device)] for tensor in self._tensors)
 
 
@@ -130,7 +130,7 @@ class _Plan:
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         order, shares, seed, epoch = self._order, self._shares, self._seed, self._epoch
         for start, stop in shares:
-            samples = _positions(order, start, stop).tolist()
+            samples = positions(order, start, stop).tolist()
             seeds = [sample_seed(seed=seed, epoch=epoch, position=place) for place in range(start, stop)]
             yield list(zip(samples, seeds, strict=True))
 
@@ -216,13 +216,6 @@ def _map(
             return type(tree)(strings)
         return type(tree)(_map(value, function, strings=strings) for value in tree)
     return tree
-
-
-def _positions(order: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int64]:
-    """The samples there; positions past the end begin again at the epoch's start."""
-    if stop <= len(order):
-        return order[start:stop]
-    return order[np.arange(start, stop) % len(order)]
 
 
 def _seed(seed: int) -> None:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from hora.adapter.guard import collective
+from hora.adapter.metrics import check_weight, refuse_names
 from hora.core.errors import CollectiveError
 from hora.torch._context import required
 from hora.torch._process_sets import global_process_set
@@ -54,8 +55,7 @@ def mean(value: Number | Mapping[str, Number], weight: Number = 1.0) -> float | 
     context = required("mean")
     values = value if isinstance(value, Mapping) else {"": value}
     share = _number("weight", weight)
-    if not share >= 0:
-        raise CollectiveError(f"mean: weight={share} is negative or nan.", fix="Give the number of samples.")
+    check_weight(share)
     names = sorted(values)
     mark = zlib.crc32("\n".join(names).encode()) >> (32 - _HASH_BITS)
     numbers = [_number(name or "value", values[name]) for name in names]
@@ -73,11 +73,7 @@ def mean(value: Number | Mapping[str, Number], weight: Number = 1.0) -> float | 
             row = wire.tolist()
         # Equal on all ranks if and only if size * sum of squares is the square of the sum.
         if context.world.size * int(row[2]) != int(row[1]) ** 2:
-            raise CollectiveError(
-                f"mean: the ranks gave values of different names; rank {context.world.rank} gave "
-                f"{', '.join(map(repr, names))}.",
-                fix="Give the same names on every rank, with weight=0 where a rank has nothing.",
-            )
+            raise refuse_names(context.world.rank, names)
     total = row[0]
     means = {name: row[3 + index] / total if total else math.nan for index, name in enumerate(names)}
     return {name: means[name] for name in values} if isinstance(value, Mapping) else means[""]

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hora.adapter.arguments import check_root
 from hora.adapter.guard import collective
-from hora.core.errors import CollectiveError
-from hora.torch._arguments import check_root
+from hora.adapter.objects import pickled, refusal
 from hora.torch._context import Context, required
 from hora.torch._process_sets import ProcessSet, global_process_set, member_set
 from hora.torch._wire import gather_bytes, start_gather, wait_for
@@ -75,13 +75,13 @@ def send_object(
 
 def _send(value: Any, root_rank: int, context: Context, process_set: ProcessSet) -> Any:
     mine = context.world.rank == root_rank
-    data, problem = _pickled(value) if mine else (b"", None)
+    data, problem = pickled(value) if mine else (b"", None)
     length = torch.tensor([_FAILED if problem else len(data)], dtype=torch.int64, device=context.control)
     group = process_set.group
     context.presence.call("broadcast_object", process_set)
     wait_for(dist.broadcast(length, root_rank, group=group, async_op=True), length, group)
     if length.item() == _FAILED:
-        raise _refusal(root_rank) from problem
+        raise refusal(root_rank) from problem
     wire = (
         _tensor(data, context)
         if mine
@@ -102,31 +102,17 @@ def gather_objects(
 
 def _gather(value: Any, context: Context, process_set: ProcessSet) -> list[Any]:
     members = process_set.members
-    data, problem = _pickled(value)
+    data, problem = pickled(value)
     length = torch.tensor([_FAILED if problem else len(data)], dtype=torch.int64, device=context.control)
     everyone = length.new_empty(len(members))
     context.presence.call("allgather_object", process_set)
     wait_for(start_gather(everyone, length, process_set.group), length, process_set.group)
     lengths: list[int] = everyone.tolist()
     if _FAILED in lengths:
-        raise _refusal(members[lengths.index(_FAILED)]) from problem
+        raise refusal(members[lengths.index(_FAILED)]) from problem
     parts = gather_bytes(_tensor(data, context), lengths, process_set.group)
     return [pickle.loads(part.cpu().numpy().tobytes()) for part in parts]
 
 
-def _pickled(value: Any) -> tuple[bytes, Exception | None]:
-    try:
-        return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL), None
-    except Exception as error:  # noqa: BLE001 - whatever the object's own methods raise
-        return b"", error
-
-
 def _tensor(data: bytes, context: Context) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(context.control)
-
-
-def _refusal(rank: int) -> CollectiveError:
-    return CollectiveError(
-        f"The object of rank {rank} cannot be pickled.",
-        fix="Send plain data: numbers, texts, lists, dicts, numpy arrays, tensors.",
-    )

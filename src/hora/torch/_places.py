@@ -1,24 +1,17 @@
-"""Where a worker computes, and where it writes."""
+"""Where a worker computes."""
 
 from __future__ import annotations
 
 import os
-import platform
-from pathlib import Path
 
-import numpy
 import torch
 
 from hora.core.errors import SettingError, WorldError
 from hora.core.plural import plural
-from hora.core.rundir import RunDirectory
 from hora.core.settings import Settings
-from hora.core.version import VERSION
 from hora.core.world import World
 
-__all__ = ["device_of", "run_directory", "versions"]
-
-_own_runs: set[Path] = set()
+__all__ = ["device_of"]
 
 
 def device_of(world: World, settings: Settings) -> torch.device:
@@ -49,30 +42,3 @@ def device_of(world: World, settings: Settings) -> torch.device:
         )
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
-
-
-def run_directory(world: World, settings: Settings) -> RunDirectory | None:
-    """The run directory, made if this worker has to; None: nothing is written."""
-    if settings.run_dir is None:
-        return None
-    path = settings.run_dir.absolute()
-    if settings.job is not None or path in _own_runs:
-        return RunDirectory.open(path)  # the launcher made it, or an earlier init() did
-    _own_runs.add(path)
-    if world.rank == 0:
-        try:
-            return RunDirectory.create(path)
-        except BaseException:
-            _own_runs.discard(path)
-            raise
-    return RunDirectory(path)  # rank 0 makes it before the ranks meet
-
-
-def versions() -> dict[str, str]:
-    """What this worker runs on."""
-    return {
-        "hora": VERSION,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-    }

@@ -292,7 +292,7 @@ class Reducer:
         self._passes += 1
 
     def _start(self, *, task: int) -> None:
-        if _context._current is not self._context:
+        if _context.current.context is not self._context:
             raise NotInitializedError(
                 "This DistributedOptimizer was made before hora.torch.shutdown().",
                 fix="Make a new optimizer after the next hora.torch.init().",

@@ -7,18 +7,14 @@ temporary directory, named after the job.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import datetime
-import hashlib
 import os
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
@@ -28,6 +24,8 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore, rendezvous  # type: ignore[attr-defined]
 
+from hora.adapter.hosts import grouped, host_number
+from hora.adapter.meeting import address, claim, disclaim
 from hora.core.errors import WorldError
 from hora.core.settings import Settings
 from hora.core.world import World, from_environment
@@ -163,6 +161,7 @@ def meet(world: World, settings: Settings, *, generation: int, cuda: bool) -> Me
 
 def forget_store(url: str) -> bool:
     """Give up a store that no world uses any more; whether there was one."""
+    disclaim(url)
     return _stores.pop(url, None) is not None
 
 
@@ -201,28 +200,13 @@ def _store(
     """The store, and its file if it has one."""
     if world.size == 1:
         return HashStore(), None
-    if settings.store is not None:
-        url = urlsplit(settings.store)
-        if url.scheme == "file":
-            return _file_store(Path(url.path), world, generation=generation)
-        if url.scheme == "tcp" and url.hostname and url.port:
-            return _tcp_store(url.hostname, url.port, world, settings, timeout=timeout), None
-        raise WorldError(
-            f"HORA_STORE={settings.store!r} is neither tcp://HOST:PORT nor file:///PATH.",
-            fix="Let `hora run` set it, or write for example HORA_STORE=tcp://10.0.0.1:29400.",
-        )
-    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if address and port:
-        return _env_store(f"env://{address}:{port}", world, timeout=timeout), None
-    if world.local_size == world.size and (key := _job_key()) is not None:
-        name = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
-        return _file_store(
-            Path(tempfile.gettempdir()) / f"hora-{os.getuid()}-{name}", world, generation=generation
-        )
-    raise WorldError(
-        f"Rank {world.rank} of {world.size} (from {world.source}) does not know where to meet the others.",
-        fix="Export MASTER_ADDR (rank 0's host) and MASTER_PORT (a free port there) in the job script.",
-    )
+    where = address(world, settings)
+    claim(where, "hora.torch")
+    if where.path is not None:
+        return _file_store(where.path, world, generation=generation)
+    if where.told_by == "HORA_STORE":
+        return _tcp_store(where.host, where.port, world, settings, timeout=timeout), None
+    return _env_store(f"env://{where.host}:{where.port}", world, timeout=timeout), None
 
 
 def _file_store(path: Path, world: World, *, generation: int) -> tuple[Store, Path]:
@@ -259,36 +243,6 @@ def _env_store(key: str, world: World, *, timeout: datetime.timedelta) -> Store:
     return _stores[key]
 
 
-def _job_key() -> str | None:
-    """A text that all ranks of this MPI or Slurm job share and no other job of this host does."""
-    if "PMIX_NAMESPACE" in os.environ:
-        return f"pmix {os.environ['PMIX_NAMESPACE']} {_launcher()}"
-    if "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" in os.environ:
-        restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
-        return f"slurm {os.environ['SLURM_JOB_ID']} {os.environ['SLURM_STEP_ID']} {restarts}"
-    launcher = _launcher()
-    return None if launcher is None else f"parent {launcher}"
-
-
-def _launcher() -> str | None:
-    """Id and start time of the nearest ancestor that is not a rank itself: MPI's daemon on this host.
-
-    A rank started through a shell script has the script as its parent, which carries the rank's
-    variables; the daemon above it does not.
-    """
-    pid = os.getppid()
-    marks = (b"PMI_RANK=", b"OMPI_COMM_WORLD_RANK=", b"PMIX_RANK=")
-    with contextlib.suppress(OSError):
-        while pid > 1:
-            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            # Fields after the command's closing parenthesis; 4th is the parent, 22nd the start time.
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            if not any(variable.startswith(marks) for variable in variables):
-                return f"{pid} {fields[19]}"
-            pid = int(fields[1])
-    return None
-
-
 @contextlib.contextmanager
 def _explain_absence(store: Store, world: World, settings: Settings) -> Iterator[None]:
     try:
@@ -321,26 +275,8 @@ def _agree_on_hosts(world: World) -> tuple[World, tuple[int, ...], bool]:
 
     It is always also a barrier.
     """
-    if world.host_index >= 0:
-        host = world.host_index
-    else:  # the launcher did not say
-        name = f"{socket.gethostname()} {_boot_id()}"
-        host = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
     device = "cpu" if "cpu" in engines(_default_group()) else "cuda"
-    mine = torch.tensor([host, world.local_rank], dtype=torch.int64, device=device)
+    mine = torch.tensor([host_number(world), world.local_rank], dtype=torch.int64, device=device)
     everyone = [torch.empty_like(mine) for _ in range(world.size)]
     dist.all_gather(everyone, mine)
-    places = [(int(place[0]), int(place[1])) for place in everyone]
-    peers = tuple(rank for rank, place in enumerate(places) if place[1] == world.local_rank)
-    if world.host_index < 0:
-        hosts = list(dict.fromkeys(found for found, _ in places))
-        world = replace(world, host_index=hosts.index(host), host_count=len(hosts))
-    workers = collections.Counter(found for found, _ in places)
-    return world, peers, len(set(workers.values())) == 1
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+    return grouped(world, [(int(place[0]), int(place[1])) for place in everyone])

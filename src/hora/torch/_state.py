@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
+from hora.adapter.arguments import check_root
 from hora.adapter.guard import collective
 from hora.core.errors import CollectiveError
 from hora.torch._agree import require_same
-from hora.torch._arguments import check_root
 from hora.torch._context import Context, required
 from hora.torch._objects import gather_objects, send_object
 from hora.torch._process_sets import global_process_set

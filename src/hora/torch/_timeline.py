@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from pathlib import Path
 
-from hora.core.errors import UsageError
-from hora.core.events import Timeline, read_events
-from hora.core.trace import write_trace
+from hora.adapter import timeline
 from hora.torch import _context
 
 __all__ = ["start_timeline", "stop_timeline"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Recording:
-    path: Path
-    events: Path
-    former: Timeline
-    context: _context.Context
-
-
-_recording: _Recording | None = None
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
@@ -39,19 +24,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     Raises:
         UsageError: a recording is going on.
     """
-    global _recording
-    context = _context.required("start_timeline")
-    if _recording is not None and _recording.context is context:
-        raise UsageError(
-            f"A timeline is being recorded for {_recording.path}.", fix="Call hora.stop_timeline() first."
-        )
-    path = Path(file_path).absolute()
-    events = path.with_name(f".{path.name}.{os.getpid()}.jsonl")
-    _recording = _Recording(path=path, events=events, former=context.timeline, context=context)
-    if context.world.rank == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        context.timeline = Timeline(events, rank=0, limit=context.settings.timeline_events)
-        context.closing.append(_write)
+    timeline.start(_context.required("start_timeline"), file_path)
 
 
 def stop_timeline() -> None:
@@ -59,22 +32,4 @@ def stop_timeline() -> None:
 
     It also happens when the job ends.
     """
-    global _recording
-    context = _context.required("stop_timeline")
-    if _recording is not None and _recording.context is context and context.world.rank == 0:
-        _write()
-    _recording = None
-
-
-def _write() -> None:
-    global _recording
-    recording, _recording = _recording, None
-    if recording is None:
-        return
-    context = recording.context
-    context.closing.remove(_write)
-    context.timeline.close()
-    context.timeline = recording.former
-    recording.events.touch()
-    write_trace({0: read_events(recording.events)}, recording.path)
-    recording.events.unlink()
+    timeline.stop(_context.required("stop_timeline"))

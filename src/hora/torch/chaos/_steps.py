@@ -60,8 +60,8 @@ class Steps:
         self._pending.append((data, span))
 
     def _new_world(self) -> None:
-        if self._context is not _context._current:
-            self._context = _context._current
+        if self._context is not _context.current.context:
+            self._context = _context.current.context
             self._number = 0
             self._pending.clear()
 
@@ -79,7 +79,7 @@ class Steps:
         spans = tuple(span for name, span in self._pending if name == data)
         self._pending.clear()
         after, total = _checksum(optimizer)
-        context = _context._current
+        context = _context.current.context
         generation = 0 if context is None else context.generation
         self._journal.write(
             Entry(

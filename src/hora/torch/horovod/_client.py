@@ -92,7 +92,7 @@ class Pending:
             self.coordinator.wake()  # it sleeps, and nobody else has told it to watch this operation
         self._event.wait()
         ended = time.time()
-        if ended - began > WORTH_TELLING and (context := _context._current) is not None:
+        if ended - began > WORTH_TELLING and (context := _context.current.context) is not None:
             context.timeline.add(f"wait for {self.key[1]}", began, ended)
         self.recent.clear()
         if self._error is not None:

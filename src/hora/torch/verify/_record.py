@@ -151,7 +151,7 @@ class Recorder:
             # Checkpoints make backward passes inside of others.
             if self._backwards or not self.active or not isinstance(loss, torch.Tensor):
                 return original(tensors, *args, **kwargs)
-            if _context._current is None:
+            if _context.current.context is None:
                 self.stop("no-init")
             if self.steps >= self.plan.steps:
                 self.stop("stopped")
@@ -206,7 +206,7 @@ class Recorder:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self.active or optimizer in self._optimizers:
             return
-        if _context._current is None:
+        if _context.current.context is None:
             self.stop("no-init")
         self._optimizers[optimizer] = len(self._optimizers)
         if not self._where:

@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as torch_loader
 from torch.utils.data._utils import fetch as torch_fetch
 
+from hora.adapter.order import epoch_order
 from hora.torch import _loader
 from hora.torch._fetch import _Seeded, to_device
-from hora.torch._order import epoch_order
 from hora.torch.verify._intervene_random import keyed_samples
 from hora.torch.verify._record_kept import Given, Kept, Passage, copied, joined, places_that_differ, union
 from hora.torch.verify._record_prints import first_tensor, row_digests, tensors

@@ -368,7 +368,7 @@ def _restored(optimizer: Optimizer) -> None:
     """Called by torch when an optimizer has loaded a state."""
     from hora.torch import _context
 
-    watch = _context._current.watch if _context._current is not None else None
+    watch = _context.current.context.watch if _context.current.context is not None else None
     group = watch.groups.get(optimizer) if watch is not None else None
     if group is not None:
         group.restored.append({"step": group.steps, "where": here()})

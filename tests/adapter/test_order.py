@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hora.torch._order import _mix, epoch_order, sample_seed
+from hora.adapter.order import _mix, epoch_order, sample_seed
 
 MASK = (1 << 64) - 1
 
