@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, IterableDataset
 import hora.torch as hora
 from hora.adapter.order import share
 from hora.core.errors import GlobalBatchError, UsageError
+from hora.core.events import Timeline
 from hora.core.settings import Settings
 from hora.core.world import World
 from hora.torch import _context
@@ -76,7 +77,7 @@ class Job:
 
 class _Playing:
     def __init__(self, world: World) -> None:
-        timeline = _context.Timeline(None, rank=world.rank)
+        timeline = Timeline(None, rank=world.rank)
         cpu = torch.device("cpu")
         group: Any = None
         self._context = _context.Context(

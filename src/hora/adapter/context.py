@@ -299,12 +299,15 @@ def _all_ready(store: Store, world: World, number: int) -> None:
 
 def _farewell(context: Context, patience: float) -> None:
     """Wait until all leave. This rank has done its part: what becomes of the others, they say themselves."""
+    world, seconds = context.world, min(patience, context.settings.timeout)
     try:
-        context.exchange("shutdown()", b"", timeout=min(patience, context.settings.timeout))
+        context.store.exchange(
+            context.key("shutdown()"), b"", index=world.rank, count=world.size, timeout=seconds
+        )
     except RankGone:
         return
     except WorldError as error:
-        print(f"hora: rank {context.world.rank} leaves: {error.what}", file=sys.stderr, flush=True)
+        print(f"hora: rank {world.rank} leaves: {error.what}", file=sys.stderr, flush=True)
 
 
 _at_exit: dict[str, Callable[[], None]] = {}

@@ -49,6 +49,7 @@ class Store:
         self._links: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._ended = ""
+        self._met = False
         reference = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _forget(reference))
 
@@ -105,7 +106,8 @@ class Store:
 
         def open_link(patience: float) -> socket.socket:
             until = time.monotonic() + patience
-            use = patience if refused is None else min(refused, patience)
+            # Once they have met, rank 0 has ended where nobody listens.
+            use = 0.0 if store._met else patience if refused is None else min(refused, patience)
             link = wire.dial(host, port, until, refused=use)
             return wire.greet(link, greeting, max(0.001, until - time.monotonic()))
 
@@ -239,13 +241,18 @@ class Store:
             link = self._open_link(patience)
         except OSError as error:
             raise self._lost(error) from error
-        with self._lock:
-            self._links.add(link)
-            ended = self._ended
-        if ended:  # meanwhile
-            self._drop(link)
+        if not self._add(link):
+            link.close()
             raise self._lost(None)
         return link
+
+    def _add(self, link: socket.socket) -> bool:
+        """Whether the store is still used, now that there is a connection."""
+        with self._lock:
+            self._met = True
+            if not self._ended:
+                self._links.add(link)
+            return not self._ended
 
     def _release(self, link: socket.socket) -> None:
         with self._lock:
@@ -263,7 +270,7 @@ class Store:
                 fix="Look at the first error of the job: this one follows from it.",
             )
         if isinstance(error, ConnectionRefusedError):
-            return WorldError(
+            return RankGone(
                 f"Nobody listens at {self._where}, where rank 0 keeps the ranks' store.",
                 fix="Look at the log of rank 0: it has ended, or was not started.",
             )

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as torch_loader
 from torch.utils.data._utils import fetch as torch_fetch
 
-from hora.adapter.order import epoch_order
+from hora.adapter.order import epoch_order, share
 from hora.torch import _loader
 from hora.torch._fetch import _Seeded, to_device
 from hora.torch.verify._intervene_random import keyed_samples
@@ -259,7 +259,7 @@ class Sources:
             for step in steps:
                 with self._busy():
                     batch = next(inner)
-                first, last = _loader.share(step.start, step.stop, rank=rank, size=size)
+                first, last = share(step.start, step.stop, rank=rank, size=size)
                 samples = order[np.arange(first, last) % len(order)].tolist()
                 passage.batches.append(samples)
                 passage.spans.append((step.start, step.stop))
