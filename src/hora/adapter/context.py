@@ -117,7 +117,8 @@ class Context(Common):
 
         It is not reported to the guard: do that around it, by :func:`hora.adapter.guard.collective`.
         """
-        members = (self.everyone if process_set is None else process_set).members
+        # While this rank leaves, the set of all ranks does not know them any more.
+        members = range(self.world.size) if process_set is None else process_set.members
         number = 0 if process_set is None else process_set.process_set_id or 0
         return self.store.exchange(
             self.key(f"{what} in process set {number}" if number else what),
@@ -299,15 +300,12 @@ def _all_ready(store: Store, world: World, number: int) -> None:
 
 def _farewell(context: Context, patience: float) -> None:
     """Wait until all leave. This rank has done its part: what becomes of the others, they say themselves."""
-    world, seconds = context.world, min(patience, context.settings.timeout)
     try:
-        context.store.exchange(
-            context.key("shutdown()"), b"", index=world.rank, count=world.size, timeout=seconds
-        )
+        context.exchange("shutdown()", b"", timeout=min(patience, context.settings.timeout))
     except RankGone:
         return
     except WorldError as error:
-        print(f"hora: rank {world.rank} leaves: {error.what}", file=sys.stderr, flush=True)
+        print(f"hora: rank {context.world.rank} leaves: {error.what}", file=sys.stderr, flush=True)
 
 
 _at_exit: dict[str, Callable[[], None]] = {}
