@@ -7,7 +7,7 @@ in every framework, and with every number of workers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -183,6 +183,16 @@ class Epochs:
     def _end(self) -> None:
         """The caller has done with the last batch of the epoch."""
         self._inside = False
+
+    def _indices(self, serial: int, *, rank: int, size: int) -> Iterator[NDArray[np.int64]]:
+        """Which samples a rank gets in each step of the epoch that has begun; each is handed out."""
+        order = self._samples_in_order()
+        for step in self._steps(self._consumed):
+            self._check(serial)
+            self._hand_out(step)
+            yield positions(order, *share(step.start, step.stop, rank=rank, size=size))
+        self._check(serial)
+        self._end()
 
     def _steps(self, consumed: int) -> list[Step]:
         """The global batches from position ``consumed`` to the epoch's end."""

@@ -141,4 +141,6 @@ def member_set(process_set: ProcessSet, *, function: str) -> ProcessSet:
     Raises:
         CollectiveError: it is not in use, or this worker is not in it.
     """
+    if process_set is global_process_set:  # as nearly always
+        return process_set
     return shared.member_set(process_set, function=function, kind=ProcessSet)
