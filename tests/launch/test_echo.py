@@ -17,6 +17,9 @@ from hora.launch._record import looks_like_echo
         ("ConnectionRefusedError", "[Errno 111] Connection refused", True),
         ("RuntimeError", "mat1 and mat2 shapes cannot be multiplied", False),
         ("ValueError", "The group was aborted.", False),
+        ("ValueError", "INTERNAL: Gloo all-reduce failed: Connection reset by peer", True),
+        ("JaxRuntimeError", "INTERNAL: Gloo all-gather failed: Connection closed by peer", True),
+        ("JaxRuntimeError", "INVALID_ARGUMENT: shapes differ", False),
     ],
 )
 def test_echoes(kind: str, message: str, *, echo: bool) -> None:

@@ -51,10 +51,10 @@ def looks_like_echo(kind: str, message: str) -> bool:
         kind: the exception's class name.
         message: its text. For exceptions of general classes the text alone decides.
     """
-    return kind in ECHO_TYPES or (
-        kind in ("RuntimeError", "Broken", "OSError", *CONNECTION_ERRORS)
-        and ECHO_TEXT.search(message) is not None
-    )
+    general = kind in ("RuntimeError", "Broken", "OSError", *CONNECTION_ERRORS)
+    # JAX raises one of the two when Gloo has lost a rank, as it happens.
+    of_jax = kind in ("JaxRuntimeError", "ValueError") and "Gloo" in message
+    return kind in ECHO_TYPES or ((general or of_jax) and ECHO_TEXT.search(message) is not None)
 
 
 def describe(error: BaseException) -> dict[str, Any]:

@@ -1,0 +1,159 @@
+"""Steps of compiled programs, as the guard sees them: when one starts, and when its results are there.
+
+JAX runs programs behind the script's back: a call returns before its results are there. The board shows
+this rank as waiting for as long as a step is under way.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from hora.adapter.agreement import agree
+from hora.adapter.guard import Guard, Place, Spec
+from hora.core.events import Timeline
+from hora.jax._prints import Prints
+
+if TYPE_CHECKING:
+    from hora.jax._context import Context
+
+__all__ = ["Watcher", "run"]
+
+OFTEN = 0.25
+"""Seconds between two looks at the last step; ranks are called late after seconds."""
+
+
+def run(
+    context: Context,
+    name: str,
+    shapes: Sequence[tuple[Any, tuple[int, ...]]],
+    call: Callable[[], Any],
+    *,
+    arguments: Any,
+    prepare: Callable[[], Any] | None = None,
+) -> Any:
+    """Run a step under the guard.
+
+    Args:
+        context: the job.
+        name: of the step.
+        shapes: dtypes and shapes of the arguments, which all ranks must give alike.
+        call: starts it.
+        arguments: what it takes; those that all ranks share are compared now and then.
+        prepare: compiles it, the first time: that takes each rank its own time, and none waits meanwhile.
+
+    Raises:
+        VerdictError: the ranks do not run the same; or the job is to stop for another reason.
+    """
+    key = (name, tuple(shapes))
+    new = key not in context.seen
+    context.seen.add(key)
+    arrays = [Spec(*each) for each in shapes]
+    if context.guard is None or context.watcher is None:
+        if new:
+            agree(context, "step", name, arrays, context.everyone)
+        return call()
+    place = context.guard.enter("step", arrays, process_set=context.everyone, label=name)
+    if new and prepare is not None:
+        prepare()
+    prints = context.prints.get(name)
+    if prints is None:
+        prints = context.prints[name] = Prints(context.guard.reporter, name, context.world.size)
+    prints.before(arguments)
+    results = context.watcher.run(place, name, call)
+    prints.after(results)
+    return results
+
+
+class Watcher:
+    """Knows which steps are under way.
+
+    To wait for each step in another thread would wake that thread in each step, which takes longer than all
+    else here on a host whose cores are busy. So the script itself looks, whenever it starts a step, which
+    of those before have ended; and a thread looks now and then, for the last one.
+
+    Args:
+        guard: what reports to the supervisor.
+        timeline: where steps are written down, from their start until they were seen to have ended.
+    """
+
+    def __init__(self, guard: Guard, timeline: Timeline) -> None:
+        self._guard = guard
+        self._timeline = timeline
+        self._lock = threading.Lock()
+        self._under_way: collections.deque[_Step] = collections.deque()
+        self._began = 0.0
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._look_now_and_then, name="hora-steps", daemon=True)
+        self._thread.start()
+
+    def run(self, place: Place, name: str, call: Callable[[], Any]) -> Any:
+        """Start a step; this rank counts as waiting until its results are there."""
+        step = _Step(place, name, time.time())
+        with self._lock:
+            self._sweep()
+            self._under_way.append(step)
+            if len(self._under_way) == 1:
+                self._began = self._guard.reporter.wait_begins(place)
+        try:
+            results = call()
+        except BaseException as error:
+            step.ended = True
+            self._look()
+            if isinstance(error, self._guard.failures):
+                cause = self._guard.reporter.explain(error)
+                if cause is not error:
+                    raise cause from error
+            raise
+        # The last one: parameters and state come first as a rule, and may be donated to the next step.
+        arrays = [leaf for leaf in jax.tree.leaves(results) if isinstance(leaf, jax.Array)]
+        step.result = arrays[-1] if arrays else None
+        step.ended = not arrays
+        return results
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._closed.set()
+        self._thread.join()
+        with self._lock:
+            self._under_way.clear()
+
+    def _look_now_and_then(self) -> None:
+        while not self._closed.wait(OFTEN):
+            self._look()
+
+    def _look(self) -> None:
+        with self._lock:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """End the steps whose results are there, in their order."""
+        reporter = self._guard.reporter
+        while self._under_way and self._under_way[0].is_over():
+            step = self._under_way.popleft()
+            reporter.wait_ends(step.place, self._began)
+            self._timeline.add(step.name, step.began, time.time(), lane="steps")
+            if self._under_way:
+                self._began = reporter.wait_begins(self._under_way[0].place)
+
+
+class _Step:
+    """A step under way."""
+
+    __slots__ = ("began", "ended", "name", "place", "result")
+
+    def __init__(self, place: Place, name: str, began: float) -> None:
+        self.place, self.name, self.began = place, name, began
+        self.result: jax.Array | None = None
+        self.ended = False
+
+    def is_over(self) -> bool:
+        """Whether its results are there, or it has failed, or its result was donated to a later one."""
+        if self.ended or self.result is None:
+            return self.ended
+        return bool(self.result.is_deleted() or self.result.is_ready())

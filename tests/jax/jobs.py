@@ -1,0 +1,65 @@
+"""Runs jobs of ``hora.jax`` by ``python -m hora.cli run``, in a directory of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = Path(__file__).parent / "scripts"
+LIMIT = 100.0
+
+
+@dataclasses.dataclass
+class Ended:
+    """A job that has ended."""
+
+    code: int
+    printed: str
+    run: Path
+    seconds: float
+
+    @property
+    def verdicts(self) -> list[dict[str, Any]]:
+        path = self.run / "verdicts.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("HORA_", "XLA_", "JAX_"))}
+    return kept | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "HORA_PROGRESS": "off"} | more
+
+
+def start(
+    folder: Path, size: int, script: str, *arguments: str, options: tuple[str, ...] = (), **more: str
+) -> Any:
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "hora.cli", "run", "-n", str(size), "--run-dir", "run", *options]
+    return subprocess.Popen(
+        [*command, str(SCRIPTS / script), *arguments],
+        cwd=folder,
+        env=environment(**more),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run(
+    folder: Path, size: int, script: str, *arguments: str, options: tuple[str, ...] = (), **more: str
+) -> Ended:
+    """Run ``tests/jax/scripts/<script>`` on so many ranks."""
+    began = time.monotonic()
+    with start(folder, size, script, *arguments, options=options, **more) as job:
+        try:
+            printed, _ = job.communicate(timeout=LIMIT)
+        finally:
+            job.kill()
+    return Ended(job.returncode, printed, folder / "run", time.monotonic() - began)

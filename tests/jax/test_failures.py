@@ -1,0 +1,63 @@
+"""A rank that is killed, stopped, raises or exits ends the job, or is judged, within 10 s: rank 0 too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.jax.jobs import run
+
+SOON = ("--stall-after", "2", "--stall-abort", "4")
+
+
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("how", ["kill", "raise", "exit"])
+def test_a_rank_that_fails_ends_the_job_and_is_named(how: str, who: int, tmp_path: Path) -> None:
+    ended = run(tmp_path, 2, "failing.py", how, str(who))
+    assert ended.code == {"kill": 137, "raise": 1, "exit": 7}[how], ended.printed
+    text = {"kill": "SIGKILL", "raise": "this rank had enough", "exit": "exit code 7"}[how]
+    assert text in ended.printed
+    assert f"rank {who}" in ended.printed
+    assert after_training(ended.run) < 10
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_that_is_stopped_is_named(who: int, tmp_path: Path) -> None:
+    ended = run(tmp_path, 2, "failing.py", "stop", str(who), options=SOON)
+    assert ended.code != 0, ended.printed
+    late = [verdict for verdict in ended.verdicts if verdict["kind"] == "late-rank"]
+    assert late
+    assert late[0]["ranks"] == [who]
+    assert after_training(ended.run) < 10
+
+
+@pytest.mark.parametrize("how", ["shape", "batch"])
+def test_mismatched_shapes_are_named_before_they_crash(how: str, tmp_path: Path) -> None:
+    ended = run(tmp_path, 2, "failing.py", how, "1")
+    assert ended.code == 1, ended.printed
+    verdict = ended.verdicts[0]
+    assert verdict["kind"] == "mismatched-calls"
+    words = {"shape": ("(4,)", "(3,)"), "batch": ("(2, 4)", "(3, 4)")}[how]
+    assert all(word in verdict["text"] for word in words), verdict["text"]
+    assert "Gloo all" not in ended.printed  # JAX was not started on it
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "when"),
+    [("forgotten", "diverged", "after step 1"), ("unequal", "diverged", "before the first step")],
+)
+def test_replicas_that_differ_are_told(how: str, kind: str, when: str, tmp_path: Path) -> None:
+    """JAX believes that they are the same, as the program says so."""
+    ended = run(tmp_path, 2, "diverging.py", how)
+    assert ended.code == 0, ended.printed
+    [verdict] = ended.verdicts
+    assert verdict["kind"] == kind, verdict
+    assert "['w']" in verdict["text"]
+    assert when in verdict["text"]
+
+
+def after_training(run: Path) -> float:
+    """Seconds from the first step to the end of the job."""
+    logs = [*run.glob("logs/rank-*.log")]
+    began = min(path.stat().st_ctime for path in logs)
+    return max(path.stat().st_mtime for path in logs) - began
