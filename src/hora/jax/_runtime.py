@@ -39,6 +39,7 @@ AT_THE_END = 5.0
 """Seconds in which all ranks come to the end of their processes, when they have left the job together."""
 
 _connected: Context | None = None
+_made_here = False
 
 
 def choose_device(settings: Settings) -> None:
@@ -66,10 +67,11 @@ def start(context: Context) -> None:
         AlreadyInitializedError: JAX was used before.
         WorldError: the script's own connection is of another rank or size; or the ranks cannot connect.
     """
-    global _connected
+    global _connected, _made_here
     world, settings = context.world, context.settings
     if jax.distributed.is_initialized():
         _check_own(world)
+        _connected = _connected or context
         return
     check_unused()
     # The supervisor judges late ranks where there is one.
@@ -105,7 +107,7 @@ def start(context: Context) -> None:
     finally:
         if holder is not None:
             holder.close()
-    _connected = context
+    _connected, _made_here = context, True
 
 
 def device_of(world: World) -> jax.Device:
@@ -137,6 +139,8 @@ def _end_together(context: Context) -> bool:
     rank, size = context.world.rank, context.world.size
     try:
         context.store.exchange("end of JAX", b"", index=rank, count=size, timeout=AT_THE_END)
+        if not _made_here:
+            return True  # JAX holds its barrier
         if rank != 0:
             api.clean_up()
         context.store.exchange("end of JAX on rank 0", b"", index=rank, count=size, timeout=AT_THE_END)
