@@ -35,9 +35,8 @@ def step(params, state, x, y):
     return optax.apply_updates(params, updates), state, loss
 
 
-for epoch in range(2):
-    order = np.random.default_rng(epoch).permutation(len(photos))
-    for start in range(0, len(photos) - 95, 96):
-        chosen = order[start : start + 96]
-        params, state, loss = step(params, state, photos[chosen], labels[chosen])
-        print(f"{loss:.9g}")
+order = np.random.default_rng(1).permutation(len(photos))
+for start in range(0, len(photos) - 95, 96):
+    chosen = order[start : start + 96]
+    params, state, loss = step(params, state, photos[chosen], labels[chosen])
+    print(f"{loss:.9g}")

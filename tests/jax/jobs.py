@@ -13,7 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
-LIMIT = 100.0
+LIMIT = 110.0
 
 
 @dataclasses.dataclass

@@ -66,6 +66,9 @@ from hora.jax._objects import (
     allgather_object,
     broadcast_object,
 )
+from hora.jax._only import (
+    only,
+)
 from hora.jax._optimizer import (
     DistributedOptimizer,
 )
@@ -87,6 +90,10 @@ from hora.jax._spmd import (
 )
 from hora.jax._state import (
     broadcast_parameters,
+)
+from hora.jax._timeline import (
+    start_timeline,
+    stop_timeline,
 )
 
 __all__ = [
@@ -133,6 +140,7 @@ __all__ = [
     "local_size",
     "mean",
     "mesh",
+    "only",
     "process_set_ids",
     "process_set_included",
     "rank",
@@ -142,5 +150,7 @@ __all__ = [
     "shutdown",
     "size",
     "spmd",
+    "start_timeline",
+    "stop_timeline",
     "watched",
 ]

@@ -161,7 +161,7 @@ def init(
         leave_at_exit=_at_exit,
     )
     if made.guard is not None and made.world.size > 1:
-        made.watcher = Watcher(made.guard, made.timeline)
+        made.watcher = Watcher(made.guard, lambda: made.timeline)
         made.closing.append(made.watcher.close)
     for process_set in process_sets:
         add_process_set(process_set)

@@ -79,10 +79,10 @@ class Watcher:
 
     Args:
         guard: what reports to the supervisor.
-        timeline: where steps are written down, from their start until they were seen to have ended.
+        timeline: gives where steps are written down, from their start until they were seen to have ended.
     """
 
-    def __init__(self, guard: Guard, timeline: Timeline) -> None:
+    def __init__(self, guard: Guard, timeline: Callable[[], Timeline]) -> None:
         self._guard = guard
         self._timeline = timeline
         self._lock = threading.Lock()
@@ -137,7 +137,7 @@ class Watcher:
         while self._under_way and self._under_way[0].is_over():
             step = self._under_way.popleft()
             reporter.wait_ends(step.place, self._began)
-            self._timeline.add(step.name, step.began, time.time(), lane="steps")
+            self._timeline().add(step.name, step.began, time.time(), lane="steps")
             if self._under_way:
                 self._began = reporter.wait_begins(self._under_way[0].place)
 

@@ -104,17 +104,16 @@ for kind in ("sgd", "adam"):
         assert worst <= 1e-6, (kind, style, worst)
         np.testing.assert_allclose(losses, curve, rtol=1e-5)
         print(f"{kind} {style}: {worst:.1e}", flush=True)
-for style in ("spmd", "gspmd", "eager"):
-    expected, curve = alone("adam", passes=3)
-    (params, _), losses = together("adam", style, passes=3)
+for style in ("spmd", "gspmd", "eager") if SIZE == 2 else ():
+    expected, _ = alone("adam", passes=3)
+    (params, _), _ = together("adam", style, passes=3)
     worst = max(float(np.abs(np.asarray(params[name]) - expected[name]).max()) for name in expected)
     assert worst <= 1e-6, ("passes", style, worst)
     everyone = hora.allgather_object([np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params)])
     assert all(other == everyone[0] for other in everyone)
-(params, _), losses = together(
-    "sgd", "spmd", gradient_predivide_factor=4.0, compression=hora.Compression.bf16
-)
-assert losses[-1] < 0.3 * losses[0]
+if SIZE == 2:
+    _, losses = together("sgd", "spmd", gradient_predivide_factor=4.0, compression=hora.Compression.bf16)
+    assert losses[-1] < 0.3 * losses[0]
 
 # --- what would be wrong in silence is refused ----------------------------------------------------
 
