@@ -64,8 +64,14 @@ def hygiene() -> Iterator[None]:
     assert not left, f"the test left behind: {'; '.join(left)}"
 
 
-_SET_BY_OTHERS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
-"""By pytest for each test, and by PyTorch when the first optimizer of the session imports its compiler."""
+_SET_BY_OTHERS = (
+    "PYTEST_CURRENT_TEST",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TF_CPP_MIN_LOG_LEVEL",
+    "TPU_SKIP_MDS_QUERY",
+)
+"""By pytest for each test, by PyTorch when the first optimizer of the session imports its compiler, and by
+JAX when it is imported."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
 LIMIT = 110.0
+QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # compiling takes longer than all else
 
 
 @dataclasses.dataclass
@@ -33,7 +34,12 @@ class Ended:
 
 def environment(**more: str) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("HORA_", "XLA_", "JAX_"))}
-    return kept | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "HORA_PROGRESS": "off"} | more
+    return (
+        kept
+        | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "HORA_PROGRESS": "off"}
+        | QUICK
+        | more
+    )
 
 
 def start(
