@@ -84,15 +84,6 @@ class Context(adapter.Context):
             self.meshes[number] = Places(process_set.members, self.device)
         return self.meshes[number]
 
-    def exchange(
-        self, what: str, value: bytes, *, process_set: Members | None = None, timeout: float | None = None
-    ) -> list[bytes]:
-        if process_set is not None:
-            return super().exchange(what, value, process_set=process_set, timeout=timeout)
-        # While this rank leaves, the set of all ranks knows of none.
-        rank, size = self.world.rank, self.world.size
-        return self.store.exchange(self.key(what), value, index=rank, count=size, timeout=timeout)
-
     @contextlib.contextmanager
     def collective(
         self,

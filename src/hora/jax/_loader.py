@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from hora.adapter.order import Epochs, Tail, check_global_batch, check_tail, positions, share
+from hora.adapter.order import Epochs, Tail, check_global_batch, check_tail
 from hora.core.errors import UsageError
 from hora.jax._context import required
 
@@ -73,16 +73,7 @@ class Loader(Epochs):
     def indices(self) -> Iterator[NDArray[np.int64]]:
         """As ``iter()``, but which samples this worker gets in each step: for loaders of one's own."""
         world = required("data_loader").world
-        return self._chosen(self._begin(), world.rank, world.size)
-
-    def _chosen(self, serial: int, rank: int, size: int) -> Iterator[NDArray[np.int64]]:
-        order = self._samples_in_order()
-        for step in self._steps(self._consumed):
-            self._check(serial)
-            self._hand_out(step)
-            yield positions(order, *share(step.start, step.stop, rank=rank, size=size))
-        self._check(serial)
-        self._end()
+        return self._indices(self._begin(), rank=world.rank, size=world.size)
 
 
 class _Source:
