@@ -19,12 +19,12 @@ QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # compiling takes longer than a
 
 @dataclasses.dataclass
 class Ended:
-    """A job that has ended."""
+    """A job that has ended, at this time."""
 
     code: int
     printed: str
     run: Path
-    seconds: float
+    at: float
 
     @property
     def verdicts(self) -> list[dict[str, Any]]:
@@ -62,10 +62,9 @@ def run(
     folder: Path, size: int, script: str, *arguments: str, options: tuple[str, ...] = (), **more: str
 ) -> Ended:
     """Run ``tests/jax/scripts/<script>`` on so many ranks."""
-    began = time.monotonic()
     with start(folder, size, script, *arguments, options=options, **more) as job:
         try:
             printed, _ = job.communicate(timeout=LIMIT)
         finally:
             job.kill()
-    return Ended(job.returncode, printed, folder / "run", time.monotonic() - began)
+    return Ended(job.returncode, printed, folder / "run", time.time())

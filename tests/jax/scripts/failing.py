@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,7 @@ params = hora.broadcast_parameters(np.ones((4, 1), np.float32))
 state = optimizer.init(params)
 for number in range(100_000):
     if number == 5:
-        print("training", flush=True)
+        print(f"training {time.time()}", flush=True)
         if hora.rank() == who:
             if how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
