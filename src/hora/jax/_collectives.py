@@ -52,7 +52,7 @@ def allreduce(
 ) -> Any:
     """Combine the arrays of all ranks element by element; every rank gets the result, bit by bit the same.
 
-    A pytree travels in one flat buffer for each dtype, however many arrays it has. Half precision is added
+    Small arrays of a pytree travel together, in one message for each dtype. Half precision is added
     up in float32 and rounded once. Inside ``jit`` it has a gradient.
 
     Args:

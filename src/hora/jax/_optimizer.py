@@ -41,7 +41,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     - inside :func:`hora.spmd` or ``jax.shard_map`` over ``hora.mesh()``: the gradients of this rank's share
     of
-      the batch are averaged in one flat buffer for each dtype;
+      the batch are averaged, small ones together in one message;
     - outside of ``jit``, on arrays of this rank: the same, as a call of its own;
     - with ``style="gspmd"`` inside ``jax.jit`` on global arrays: XLA has averaged them already, as the loss
     is
