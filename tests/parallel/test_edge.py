@@ -43,6 +43,21 @@ def test_all_ranks_stop_one_edge_after_the_one_that_was_asked(size: int, number:
     assert run_ranks(size, body) == [4 if size == 1 else 5] * size
 
 
+def test_short_steps_agree_at_every_eighth_edge_and_stop_together() -> None:
+    def body() -> tuple[int, int]:
+        before = _edge.allreduce_async
+        calls = []
+        _edge.allreduce_async = lambda *a, **k: (calls.append(1), before(*a, **k))[1]  # type: ignore[assignment]
+        asked = steps_until_asked({(1, 130): signal.SIGTERM}, most=200)
+        return asked, len(calls)
+
+    (first, calls), second = run_ranks(2, body)
+    assert second == (first, calls)
+    assert 130 < first <= 130 + _edge.MOST_EDGES + 1
+    # 64 edges and one more, as what they tell is read one edge later; then every eighth, had no step a hitch.
+    assert calls < 64 + 1 + (first - 64) / 2
+
+
 @ranks(3)
 def test_each_asked_at_another_step() -> None:
     term = signal.SIGTERM

@@ -154,6 +154,31 @@ def failed(path: Path, *, records: int = 40) -> RunDirectory:
     return run
 
 
+def elastic(path: Path) -> RunDirectory:
+    """A run of an elastic job whose workers died, were replaced and came later."""
+    run = finished(path, workers=3)
+    killed = "worker {} (rank 1) has failed: SIGKILL (killed from outside), exit code 137"
+    worlds: list[dict[str, Any]] = [
+        {"number": 0, "time": STARTED + 3, "workers": [0, 1, 2], "reason": None, "commits": 0, "repeats": 0},
+        {"number": 1, "time": STARTED + 21.5, "workers": [0, 2], "reason": killed.format(1), "commits": 40},
+        {
+            "number": 2,
+            "time": STARTED + 30,
+            "workers": [0, 2, 3],
+            "reason": None,
+            "commits": 61,
+            "repeats": 0,
+        },
+        {"number": 3, "time": STARTED + 55, "workers": [0, 2, 3, 4], "reason": None, "commits": 90},
+        {"number": 4, "time": STARTED + 60, "workers": [0, 3, 4], "reason": killed.format(2), "commits": 99},
+    ]
+    worlds[1]["repeats"], worlds[4]["repeats"] = 7, 1
+    lines = "".join(json.dumps(world) + "\n" for world in worlds)
+    run.worlds.write_text(lines + '{"number": 5, "wor')
+    run.describe(start=STARTED, ended=STARTED + 71, exit_code=0)
+    return run
+
+
 def judged(path: Path, *, workers: int = 3) -> RunDirectory:
     """A run on which the guard had something to say, and that has timelines."""
     run = finished(path, workers=workers)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
     reason="Chromium is not installed. On Debian: apt-get install --no-install-recommends chromium",
 )
 
-PAGES = ("good", "ranks", "failed", "judged")
+PAGES = ("good", "ranks", "failed", "judged", "elastic")
 HIDDEN = "<b>rank</b><img src=http://127.0.0.1:9/x.png><script>document.title='owned'</script>"
 
 
@@ -38,6 +38,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "failed": samples.failed(root / "failed", records=0),
         "hostile": samples.finished(root / "hostile"),
         "judged": samples.judged(root / "judged"),
+        "elastic": samples.elastic(root / "elastic"),
     }
     long = "a-very-long-value-without-any-place-to-break-" * 20
     runs["hostile"].describe(config={"name": HIDDEN, HIDDEN: long, long: long}, versions={HIDDEN: HIDDEN})

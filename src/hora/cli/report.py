@@ -12,14 +12,20 @@ from hora.core.rundir import RunDirectory
 def configure(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
     parser.add_argument("run", type=Path, metavar="RUN", help="the run directory, such as runs/resnet-1")
+    parser.add_argument(
+        "--text", action="store_true", help="print it as Markdown, without charts, and write no file"
+    )
     parser.add_argument("--open", action="store_true", help="show it in the browser")
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """0 when the report was written, and shown if that was asked for."""
-    from hora.report import write_report
+    """0 when the report was written, or printed, and shown if that was asked for."""
+    from hora.report import markdown_of, write_report
 
     run = RunDirectory.open(arguments.run)
+    if arguments.text:
+        print(markdown_of(run))
+        return 0
     path = write_report(run)
     print(path)
     run.about()  # the page says what it could not read; so does an error here

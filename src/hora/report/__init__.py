@@ -16,6 +16,6 @@ test images::
 from __future__ import annotations
 
 from hora.report._account import Account, account
-from hora.report._page import write_report
+from hora.report._page import markdown_of, write_report
 
-__all__ = ["Account", "account", "write_report"]
+__all__ = ["Account", "account", "markdown_of", "write_report"]

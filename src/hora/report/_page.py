@@ -12,6 +12,7 @@ from typing import Any
 from hora.core.errors import MissingExtraError, RunDirectoryError
 from hora.core.rundir import RunDirectory, replace_text
 from hora.report import _story as story
+from hora.report import _worlds as worlds
 from hora.report._account import account
 from hora.report._charts import Bar, Box, Curve, Rule, bar_chart, box_chart, line_chart
 from hora.report._markdown import inline_code
@@ -19,7 +20,7 @@ from hora.report._read import Record, RunData, mapping, read, real
 from hora.report._scale import Point, moving_average
 from hora.report._verdicts import explanations, read_verdicts
 
-__all__ = ["write_report"]
+__all__ = ["markdown_of", "write_report"]
 
 MOST_ROWS = 300
 """Rows of one table; a configuration with more is not read but searched, in run.json."""
@@ -71,6 +72,9 @@ def render(data: RunData, *, most_timeline_mb: float = MOST_TIMELINE_MB) -> str:
     )
     if unreadable:
         data.problems.append(unreadable)
+    rows, unreadable = _worlds(data)
+    if unreadable:
+        data.problems.append(unreadable)
     explained = explanations(verdicts)
     first = story.first_failure(data)
     scaling = story.scaling(data)
@@ -100,6 +104,9 @@ def render(data: RunData, *, most_timeline_mb: float = MOST_TIMELINE_MB) -> str:
             )
             if chart["svg"]
         ],
+        worlds=rows[:MOST_ROWS],
+        more_worlds=max(0, len(rows) - MOST_ROWS),
+        worlds_text=worlds.sentence(rows),
         epochs=_epoch_rows(data.evals),
         images=data.images,
         right=sum(image.right for image in data.images),
@@ -110,6 +117,43 @@ def render(data: RunData, *, most_timeline_mb: float = MOST_TIMELINE_MB) -> str:
     )
     # A surrogate from a lone \ud800 in a JSON file cannot be written as UTF-8.
     return page.encode("utf-8", "replace").decode("utf-8")
+
+
+def markdown_of(run: RunDirectory) -> str:
+    """The same in a few lines of Markdown, for a terminal: the outcome, key figures, verdicts and worlds."""
+    data = read(run)
+    outcome = story.outcome(data)
+    lines = [
+        f"# {_title(data)}",
+        "",
+        f"**{outcome.headline}**",
+        *([outcome.more] if outcome.more else []),
+        "",
+    ]
+    for figure in story.figures(data):
+        more = f" ({figure.more})" if figure.more else ""
+        lines.append(f"- {figure.name}: {figure.value} {figure.unit}".rstrip() + more)
+    verdicts, unreadable = read_verdicts(
+        data.path / "verdicts.jsonl", started=real(data.about.get("start") or data.about.get("created"))
+    )
+    for one in verdicts[:MOST_VERDICTS]:
+        place = f" ({', '.join(one.place)})" if one.place else ""
+        lines += [*([""] if one is verdicts[0] else []), f"- {one.title}{place}: {one.text}"]
+    rows, malformed = _worlds(data)
+    if rows:
+        lines += ["", worlds.sentence(rows), "", worlds.markdown(rows)]
+    lines += [f"\nLeft out: {problem}" for problem in [*data.problems, unreadable, malformed] if problem]
+    return "\n".join(lines)
+
+
+def _worlds(data: RunData) -> tuple[list[worlds.Row], str]:
+    started = real(data.about.get("start") or data.about.get("created"))
+    return worlds.read_worlds(
+        data.path / "worlds.jsonl",
+        started=started,
+        ended=real(data.about.get("ended")),
+        how=story.outcome(data).headline,
+    )
 
 
 def _title(data: RunData) -> str:

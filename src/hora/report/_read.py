@@ -286,6 +286,7 @@ def _list_files(run: RunDirectory, data: RunData) -> None:
         (run.timeline, "what each rank did when"),
         (run.path / "timeline.svg", "where each rank's time went"),
         (run.path / "verdicts.jsonl", "what the guard found"),
+        (run.worlds, "which workers took part, and when"),
         (run.mlperf_log, "the log in MLPerf's format"),
         (run.path / "logs", "everything that the ranks printed"),
         (run.path / "failures", "how ranks failed"),

@@ -77,6 +77,9 @@ from hora.torch._loader import (
 from hora.torch._metrics import (
     mean,
 )
+from hora.torch._micro import (
+    Share,
+)
 from hora.torch._objects import (
     allgather_object,
     broadcast_object,
@@ -155,6 +158,7 @@ __all__ = [
     "Product",
     "ReduceOp",
     "Save",
+    "Share",
     "Sum",
     "SyncBatchNorm",
     "TopK",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import copy
 import functools
 import weakref
 from collections.abc import Callable
@@ -11,13 +13,16 @@ import torch
 from torch.optim import Optimizer
 
 from hora.adapter.ops import ReduceOp
+from hora.core.errors import GradientError
 from hora.torch._changes import LocalSteps
 from hora.torch._context import Context, after_init
 from hora.torch._groups import Groups
 from hora.torch._names import claim
 from hora.torch._reducer import Reducer
 from hora.torch._rules import Rule
+from hora.torch._state import broadcast_optimizer_state
 from hora.torch._tuning import FIRST
+from hora.torch.shard._inner import stand_in
 from hora.torch.shard._rule import ShardRule
 from hora.torch.shard._shards import Shards
 
@@ -31,10 +36,12 @@ class Attachment:
         number: of the optimizer, among those that work over all ranks; None for others.
         optimizer: weak reference to it.
         fully: whether torch's ``fully_shard`` averages the gradients.
+        loaded: the whole state that a sharded optimizer was given last, until its next step.
         shards: the ranks' shares of the optimizer, if it is sharded.
     """
 
     reducer: Reducer | None
+    loaded: dict[str, Any] | None
     steps: LocalSteps | None
     shards: Shards | None
 
@@ -56,18 +63,41 @@ class Attachment:
         self.optimizer = weakref.ref(optimizer)
         self._named, self._rule, self._groups, self._scalars = named, rule, groups, scalars
         self._bucket_mb = bucket_mb
+        self._plain = type(optimizer)  # its class is changed afterwards
         self._module = weakref.ref(module) if isinstance(module, torch.nn.Module) else lambda: None
         self._undo: list[Callable[[], None]] = []
         claim(optimizer, named)
         weakref.finalize(optimizer, _undo_all, self._undo).atexit = False
         self._join(optimizer, context)
+        self.loaded = None
+        self._parted = False
+        self._hooked = False
         if self.reducer is not None or self.steps is not None or context.member is not None:
-            # step() goes through these hooks even where a scheduler has wrapped the method before.
+            self._hook(optimizer)
+        if context.member is not None:
+            _elastic.append(weakref.ref(self))
+
+    def begin_turn(self, weight: float, *, index: int, count: int) -> None:
+        """Gradients of micro-batches are to be added up, by a worker that is alone too."""
+        optimizer = self.optimizer()
+        if count == 1 or self.reducer is not None or optimizer is None:
+            return
+        if self.fully:
+            raise GradientError(
+                "micro_batch= does not go with shard='all': fully_shard reduces the gradients of each "
+                "backward pass by itself.",
+                fix="Leave out micro_batch=, or write shard='optimizer'.",
+            )
+        self._reduce(FIRST if self._bucket_mb is None else self._bucket_mb)
+        self._hook(optimizer)
+
+    def _hook(self, optimizer: Optimizer) -> None:
+        """Go through step(), even where a scheduler has wrapped the method before."""
+        if not self._hooked:
+            self._hooked = True
             attachment = weakref.ref(self)
             optimizer.register_step_pre_hook(functools.partial(_before_step, attachment))
             optimizer.register_step_post_hook(functools.partial(_after_step, attachment))
-        if context.member is not None:
-            _elastic.append(attachment)
 
     @property
     def spread(self) -> bool:
@@ -80,12 +110,41 @@ class Attachment:
         if optimizer is None:
             return
         self.drop()
+        if self._parted:
+            self._put_together(optimizer)
         self._join(optimizer, context)
         self.watch(optimizer)
+
+    def _put_together(self, optimizer: Optimizer) -> None:
+        """Each rank had its share of the state in the world that has ended; now it is whole again."""
+        state, self.loaded, self._parted = self.loaded, None, False
+        if state is None and optimizer.state:
+            raise GradientError(
+                "The optimizer's state was spread over the workers of a world that has ended, and nothing "
+                "has loaded it since.",
+                fix="Let state.restore() load what optimizer.state_dict() returned at the last commit, as "
+                "hora.elastic.TorchState does.",
+            )
+        optimizer.state.clear()
+        if state is not None:
+            optimizer.load_state_dict(state)
+
+    def share_out(self, optimizer: Optimizer, state: dict[str, Any] | None, root: int) -> None:
+        """Give all ranks the whole state that ``root`` has, and each its share. Every rank calls it."""
+        parameters = [group["params"] for group in optimizer.param_groups]
+        plain = stand_in(optimizer, self._plain, parameters, collections.defaultdict(dict))
+        for hooks in ("pre", "post"):
+            vars(plain)[f"_optimizer_load_state_dict_{hooks}_hooks"] = collections.OrderedDict()
+        if self.context.world.rank == root:
+            assert state is not None, "it has committed"
+            plain.load_state_dict(copy.deepcopy(state))
+        broadcast_optimizer_state(plain, root)
+        optimizer.load_state_dict(plain.state_dict())
 
     def drop(self) -> None:
         """The world ends: give up what belongs to its engine."""
         _undo_all(self._undo)
+        self._parted |= self.shards is not None
         for _, parameter in self._named:
             parameter.grad = None  # of a step that will be made anew; it may lie in the engine's memory
         self.reducer, self.steps, self.shards = None, None, None
@@ -114,6 +173,7 @@ class Attachment:
                 optimizer,
                 context,
                 named,
+                plain=self._plain,
                 scalars=scalars,
                 bucket_mb=FIRST if bucket_mb is None else bucket_mb,
                 rule=rule,
@@ -122,11 +182,21 @@ class Attachment:
             )
             self.reducer = self.shards.reducer
         elif (rule.size > 1 or rule.passes > 1) and not self.fully:
-            self.reducer = Reducer(
-                context, named, bucket_mb=bucket_mb, rule=rule, groups=groups, number=self.number
-            )
-        if self.reducer is not None:
-            self._undo.append(self.reducer.remove_hooks)
+            self._reduce(bucket_mb)
+        if self.shards is not None:
+            self._undo.append(self.shards.reducer.remove_hooks)
+        context.turn.join(self)
+
+    def _reduce(self, bucket_mb: float | None) -> None:
+        self.reducer = Reducer(
+            self.context,
+            self._named,
+            bucket_mb=bucket_mb,
+            rule=self._rule,
+            groups=self._groups,
+            number=self.number,
+        )
+        self._undo.append(self.reducer.remove_hooks)
 
     def answer(self, what: str) -> None:
         """Take part in an operation of the ranks that have data, on one that has joined."""
@@ -171,6 +241,7 @@ def _before_step(
     assert attachment is not None, "the optimizer owns it"
     if attachment.steps is not None:
         attachment.steps.before_step(optimizer)
+    attachment.loaded = None
     reducer = attachment.reducer
     if reducer is None:
         return None

@@ -139,6 +139,11 @@ class Bucket:
             for index in self._absent:
                 self.tail[index] = 0
 
+    def clear(self) -> None:
+        """Forget this rank's own gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
     def release(self) -> None:
         """Take the large gradients away from their parameters, after they were packed."""
         for parameter in self.parameters[self._joined :]:

@@ -26,6 +26,7 @@ from hora.core.world import World
 from hora.torch import _guard, _member, _rendezvous
 from hora.torch._guard import Guard
 from hora.torch._member import Member
+from hora.torch._passes import Turn
 from hora.torch._places import device_of
 from hora.torch._presence import Presence
 from hora.torch.engines import Group
@@ -64,7 +65,7 @@ class Context(Common):
         pending: what is in flight and may never end if a rank fails.
         watch: what looks at the training for the guard; None without one.
         member: this worker's part in an elastic job; None in others.
-        weight: of this rank's gradients in an average: samples of its share, relative to an even one.
+        turn: what the script computes on now, of what a loader hands out.
     """
 
     device: torch.device
@@ -79,7 +80,7 @@ class Context(Common):
     guard: Guard | None = None
     watch: Watch | None = None
     member: Member | None = None
-    weight: float = 1.0
+    turn: Turn = field(default_factory=Turn)
 
     @property
     def everyone(self) -> ProcessSet:

@@ -1,8 +1,9 @@
 """The step edge: where all ranks agree that the job, which was asked to stop, saves and stops.
 
 SIGTERM and SIGUSR1 come to the ranks at different moments, or to one of them alone. So each says at every
-step edge whether it has been asked, in an all-reduce of one number that nobody waits for: its result is read
-at the next edge, by when it has long been there. All ranks read the same, and stop at the same edge.
+step edge whether it has been asked, in a tiny all-reduce that nobody waits for: its result is read
+at the next edge, by when it has long been there. All ranks read the same, and stop at the same edge. Where
+steps are very short they agree at every few edges only, as all have agreed before.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, NoReturn
 import torch
 
 from hora.core.notices import StopForNow, tell
-from hora.torch._collectives import Sum, allreduce_async
+from hora.torch._collectives import Max, allreduce_async
 from hora.torch._context import Context, required
 from hora.torch._exchange import barrier
 from hora.torch._handles import Handle, synchronize
@@ -33,6 +34,16 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 ONE_REQUEST = 2.0
 """Seconds within which a second signal is the same request: a scheduler may send it to the launcher and to
 the ranks, and the launcher hands it on."""
+
+
+PERIOD = 0.05
+"""Seconds between agreements that suffice: each costs some 0.3 ms of Python, which short steps would feel."""
+
+MOST_EDGES = 8
+"""From one agreement to the next, however short steps are: the next ones may be long."""
+
+EVERY_EDGE = 64
+"""Edges at the beginning, which compile and warm up, and tell little about steps."""
 
 
 def step_edge() -> StepEdge:
@@ -98,6 +109,8 @@ class StepEdge:
         self._pid = os.getpid()
         self._asked_at: float | None = None
         self._agreed = False
+        self._edges, self._since, self._every = 0, 0, 1
+        self._started_at = time.monotonic()
         self._handle: Handle | None = None
         self._before: dict[int, Any] = {}
         self.armed = threading.current_thread() is threading.main_thread()
@@ -122,15 +135,27 @@ class StepEdge:
             return mine
         if self._handle is not None:
             handle, self._handle = self._handle, None
-            self._agreed = bool(synchronize(handle).item())
-        if not self._agreed:
-            flag = torch.tensor([int(mine)], dtype=torch.int32, device=self._context.control)
+            asked, every = synchronize(handle).tolist()
+            self._agreed, self._every = asked > 0, -every  # the least that any rank has wished for
+        self._edges += 1
+        self._since += 1
+        if not self._agreed and self._since >= self._every:
+            flag = torch.tensor([int(mine), -self._wished()], dtype=torch.int32, device=self._context.control)
             before = set(self._context.pending)
-            self._handle = allreduce_async(flag, op=Sum, name="step edge")
+            self._handle = allreduce_async(flag, op=Max, name="step edge")
             # All ranks have a part in it already when they come here, and nobody waits for the last one: a
             # program that ends with it under way has ended well.
             self._context.pending.intersection_update(before)
         return self._agreed
+
+    def _wished(self) -> int:
+        """Edges until the next agreement, as this rank would have it."""
+        now = time.monotonic()
+        took, self._started_at = (now - self._started_at) / self._since, now
+        self._since = 0
+        if self._edges <= EVERY_EDGE:
+            return 1
+        return max(1, min(MOST_EDGES, int(PERIOD / max(took, 1e-9))))
 
     def stop(self, step: int) -> NoReturn:
         """End this rank, as all others do, with its state saved: exit code 75.

@@ -26,6 +26,7 @@ from hora.torch._buckets import Bucket, Named, assign, layout_of
 from hora.torch._groups import Groups
 from hora.torch._hooks import End, Place, gradient_hook
 from hora.torch._marks import Marks, joined_now
+from hora.torch._passes import Passes
 from hora.torch._ready import Readiness
 from hora.torch._rules import Rule
 from hora.torch._sums import Sums
@@ -63,7 +64,7 @@ class Reducer:
         self._number = number
         self._set_id = rule.process_set.process_set_id or 0
         self.with_closure = False
-        self._passes = 0
+        self._passes = Passes(context.turn, wanted=rule.passes, once=rule.once)
         self._named = list(named)
         if bucket_mb is None and (not rule.tunable or self._groups.numbers(self._named)):
             bucket_mb = FIRST
@@ -93,6 +94,13 @@ class Reducer:
         self._averaged = time.time()
         self._marks = Marks(context)
         self._arrange()
+        context.turn.join(self)
+
+    def begin_turn(self, weight: float, *, index: int, count: int) -> None:
+        """The loader hands out another batch, or micro-batch."""
+        with self._lock:
+            if self._passes.turn_to(weight, self._named, index=index, count=count):
+                self._settled = False
 
     def add(self, named: Sequence[Named]) -> None:
         """Take in more parameters."""
@@ -111,6 +119,7 @@ class Reducer:
         """Average, unless a backward of this step did."""
         with self._lock:
             self._abandon()
+            self._passes.check_step()
             if not self._settled:
                 self._start(task=-1)
                 self._finish()
@@ -121,12 +130,12 @@ class Reducer:
         self._steps += 1
         self._tuning.after_step()
         self._settled = False
-        self._passes = 0
+        self._passes.clear()
 
     def begin_evaluation(self) -> None:
         """A closure is about to compute gradients anew."""
         self._settled = False
-        self._passes = 0
+        self._passes.clear()
 
     def mean(self, loss: float) -> float:
         """The mean of a closure's losses over the ranks that have data."""
@@ -137,18 +146,15 @@ class Reducer:
         """The gradients are about to be cleared, so what was averaged does not count any more."""
         with self._lock:
             self._abandon()
+            self._passes.check_zero()
             self.begin_evaluation()
 
     def prepare_to_join(self) -> None:
         """Raise GradientError if gradients of this rank would be lost."""
         with self._lock:
             self._abandon()
-            if self._rule.passes > 1 and self._passes and not self._settled:
-                raise GradientError(
-                    f"join() was called after {self._passes} of backward_passes_per_step={self._rule.passes} "
-                    "backward passes, whose gradients would be lost.",
-                    fix="Call optimizer.step() before hora.join(): it averages fewer passes too.",
-                )
+            if not self._settled:
+                self._passes.check_join()
 
     def answer(self, what: str) -> None:
         """Take part in an operation of the others, without data."""
@@ -272,24 +278,16 @@ class Reducer:
             self._ends = [end for end in self._ends if end() is not None]
             if not self._ends:
                 self._abandon()
-                self._begin_pass()
+                if self._passes.begin():
+                    self._settled = False
                 self._began = time.time()
-            if not self._open and self._passes >= self._rule.passes:
+            if not self._open and self._passes.due:
                 self._start(task=task)
             self.task = task
             # Also for a backward inside another (reentrant checkpoints): it closes the cycle when it ends.
             end = End(self, self._cycle)
             self._ends.append(weakref.ref(end))
             torch.autograd.Variable._execution_engine.queue_callback(end)
-
-    def _begin_pass(self) -> None:
-        if self._rule.once and self._passes >= self._rule.passes:
-            raise GradientError(
-                f"A backward pass more than backward_passes_per_step={self._rule.passes} before step(): with "
-                "that, op=hora.Sum, PowerSGD or TopK, gradients are reduced once.",
-                fix="Call step() or zero_grad() first, or give the number of passes that you make.",
-            )
-        self._passes += 1
 
     def _start(self, *, task: int) -> None:
         if _context.current.context is not self._context:
@@ -314,7 +312,10 @@ class Reducer:
         else:
             if self._rule.sparse_as_dense:
                 bucket.densify()
-            bucket.pack(size=self._rule.divisor(self._passes) / self._context.weight, mark=self._steps % 2)
+            weight = self._context.turn.weight
+            if not weight:  # this rank has no samples: what it has computed on none does not count
+                bucket.clear()
+            bucket.pack(size=self._rule.divisor(self._passes.count) / (weight or 1), mark=self._steps % 2)
             if self.packed is not None:
                 self.packed(bucket)
         bucket.started = time.time()
@@ -355,6 +356,7 @@ class Reducer:
         for bucket in self._wait():
             late |= bucket.unpack()
         self._settled = True
+        self._passes.reduced()
         self._marks.check(step=self._steps, wait=self._context.device.type == "cpu")
         if late:  # reentrant checkpoints can make a gradient twice in one backward
             self._start(task=-1)

@@ -208,8 +208,7 @@ class Tracker(Generic[Batch]):
         """Steps of the whole training that a resumed one does not make again."""
         if self._own is None:
             return 0
-        inside = self._own.state_dict()["position"] % self._own.samples
-        return self._own.epoch * len(self._own) + -(-inside // self._own.global_batch)
+        return self._own.steps
 
     def _seconds_before(self) -> float:
         """Time of the last record that an earlier attempt of this run has left (``hora run --restarts``)."""

@@ -10,13 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SOURCE = Path(__file__).parents[3] / "src"
-LIMIT = 240.0
-"""Seconds: a bound for hosts that are busy with much else; alone each job takes some 5."""
+from tests.torch.elastic.jobs import LIMIT, Job, environment, until
 
 EPOCHS = 20
 
@@ -99,70 +96,12 @@ train(state)
 """
 
 
-class Job:
-    """One ``hora run`` with a training of this file."""
-
-    def __init__(self, folder: Path, script: str, *arguments: object, options: tuple[str, ...]) -> None:
-        self.folder = folder
-        self.mark = f"TEST_MARK=elastic-{os.getpid()}-{folder.name}"
-        (folder / "train.py").write_text(script)
-        environ = {key: value for key, value in os.environ.items() if not key.startswith("HORA_")}
-        key, _, value = self.mark.partition("=")
-        environ |= {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", key: value}
-        self._output = (folder / "output").open("w")
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "hora.cli", "run", "--run-dir", "run", *options, "train.py"),
-                *(str(folder), *map(str, arguments)),
-            ],
-            cwd=folder,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-        )
-
-    def __enter__(self) -> Job:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._output.close()
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
-            self.process.wait(30)
-
-    def wait(self) -> str:
-        """All that was printed, when it has ended well and left nothing behind."""
-        code = self.process.wait(LIMIT)
-        output = (self.folder / "output").read_text()
-        assert code == 0, output
-        assert not self.processes(), "a process is left"
-        return output
-
-    def processes(self, kind: bytes = b"") -> list[int]:
-        """Those of the job that live, with these bytes in their command."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                ours = self.mark.encode() in (path / "environ").read_bytes().split(b"\0")
-                if ours and kind in (path / "cmdline").read_bytes():
-                    found.append(int(path.name))
-            except OSError:  # it has ended, or is another user's
-                continue
-        return found
-
-    def worlds(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / "run" / "worlds.jsonl").read_text().splitlines()]
-
-
 def undisturbed(folder: Path, epochs: int) -> Any:
     (folder / "train.py").write_text(TRAINING)
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("HORA_")}
-    environ |= {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
     subprocess.run(
         [sys.executable, "train.py", str(folder), str(epochs), "0"],
         cwd=folder,
-        env=environ,
+        env=environment(),
         check=True,
         timeout=LIMIT,
         capture_output=True,
@@ -302,22 +241,12 @@ def test_a_signal_without_checkpoints_is_told_plainly(tmp_path: Path) -> None:
         assert not job.processes(), "a process is left"
 
 
-def test_a_spread_optimizer_is_refused_with_the_line_to_write(tmp_path: Path) -> None:
-    script = TRAINING.replace(", model)", ', model, shard="optimizer")')
-    (tmp_path / "train.py").write_text(script)
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("HORA_")}
-    environ |= {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        [sys.executable, "train.py", str(tmp_path), "1", "0"],
-        cwd=tmp_path,
-        env=environ,
-        check=False,
-        timeout=LIMIT,
-        capture_output=True,
-        text=True,
-    )
-    assert ended.returncode == 1
-    assert "Write hora.DistributedOptimizer(optimizer, model) without shard=" in ended.stderr, ended.stderr
+def test_a_spread_model_is_refused_with_the_line_to_write(tmp_path: Path) -> None:
+    script = TRAINING.replace(", model)", ', model, shard="all")')
+    with Job(tmp_path, script, 1, 0, options=("--min-workers", "2", "-n", "2")) as job:
+        assert job.process.wait(LIMIT) == 1
+        output = " ".join((tmp_path / "output").read_text().split())
+        assert "Write shard='optimizer', whose commits hold all" in output, output
 
 
 STREAMS = """
@@ -344,16 +273,7 @@ for _ in range(2):
 
 def test_a_step_that_is_repeated_draws_the_same_numbers(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(STREAMS)
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("HORA_")}
-    environ |= {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=environ, check=True, timeout=LIMIT)
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=environment(), check=True, timeout=LIMIT)
 
 
 def _digest(seen: Any) -> str:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from hora.adapter.guard import collective
 from hora.core.errors import UsageError, WorldChangedError
+from hora.core.presentation import presenting
 from hora.torch._context import required
 from hora.torch._edge import saves_at_edges, stop_for_now
 from hora.torch._objects import broadcast_object
 from hora.torch._state import broadcast_optimizer_state, broadcast_parameters
 from hora.torch._wire import start_gather, wait_for
-from hora.torch.checkpoint._random import set_streams, streams
+from hora.torch.elastic._resize import Resize, Rule, loaders_of
 from hora.torch.elastic._sampler import ElasticSampler
+from hora.torch.elastic._streams import gather_streams, take_stream
 from hora.torch.shard._methods import SpreadState
 
 __all__ = ["ObjectState", "State", "TorchState"]
@@ -59,10 +63,11 @@ class State:
             WorldChangedError: :func:`run` handles it.
             StopForNow: a ``SystemExit`` with code 75: the job was asked to stop.
         """
-        # In this order: when one rank has come out of the agreement, all have saved.
+        # In this order: who has seen a commit has all of it, and when one rank has come out of the agreement
+        # all have saved.
+        self.save()
         self._commits += 1
         self._steps = 0
-        self.save()
         context = required("commit")
         if context.member is not None and context.world.rank == 0:
             context.member.control.tell("commit", number=context.member.number, commits=self._commits)
@@ -189,18 +194,24 @@ class TorchState(ObjectState):
     """The state of a training: model, optimizer, loader, and whatever else counts.
 
     ``commit()`` copies all of it, so that a later step cannot change what was committed. The random streams
-    of torch, numpy and Python are copied as well: each worker goes back to its own.
+    of torch, numpy and Python are copied as well, those of all ranks on each: whoever takes the place of a
+    worker that died goes on with its numbers. So is an optimizer with ``shard="optimizer"``: every rank keeps
+    the whole state of a commit in the host's memory.
 
     Args:
         model: a module.
         optimizer: an optimizer, as ``DistributedOptimizer`` returns it.
         loader: what :func:`hora.torch.data_loader` returned.
+        resize: what another number of workers changes: ``"keep"`` nothing, as the global batch stays;
+            ``"scale"`` the global batch, as each worker's stays, and with it the learning rate, linearly.
+            Both are given for the number of workers that the job begins with.
         values: by name: anything with ``state_dict()`` and ``load_state_dict()``, such as a schedule, or
             plain values. All become attributes, and what is set as an attribute later belongs to the state as
             well.
 
     Raises:
-        UsageError: an optimizer with ``shard=``, or a value of a name that the state has already.
+        UsageError: an optimizer with ``shard="all"``, another ``resize``, or a value of a name that the state
+            has already.
     """
 
     def __init__(
@@ -208,19 +219,23 @@ class TorchState(ObjectState):
         model: torch.nn.Module | None = None,
         optimizer: Optimizer | None = None,
         loader: Any = None,
+        *,
+        resize: Rule = "keep",
         **values: Any,
     ) -> None:
         given_optimizer: Any = optimizer
-        if isinstance(given_optimizer, SpreadState) and given_optimizer._hora.spread:
+        if isinstance(given_optimizer, SpreadState) and given_optimizer._hora.fully:
             raise UsageError(
-                "The optimizer's state is spread over the workers by shard=, and a worker that dies takes "
-                "its share along: a commit in memory cannot hold it.",
-                fix="Write hora.DistributedOptimizer(optimizer, model) without shard= in an elastic script; "
-                "or keep it, with hora.Checkpoints and `hora run --restarts 3` instead of --min-workers.",
+                "The model is spread over the workers by shard='all', and a worker that dies takes its share "
+                "of the parameters along: the others cannot go on with what they have.",
+                fix="Write shard='optimizer', whose commits hold all; or keep shard='all', with "
+                "hora.Checkpoints and `hora run --restarts 3` instead of --min-workers.",
             )
+        self._resize = Resize(resize)
+        self._begun = False  # the training, on some rank
         self._parts: dict[str, Any] = {}
         self._saved: dict[str, Any] = {}
-        self._streams: dict[str, Any] = {}
+        self._streams: torch.Tensor | None = None
         main = {"model": model, "optimizer": optimizer, "loader": loader}
         super().__init__(**{name: part for name, part in main.items() if part is not None}, **values)
 
@@ -231,15 +246,23 @@ class TorchState(ObjectState):
         object.__setattr__(self, name, value)
         if isinstance(value, Optimizer) and self._parts.get(name) is not value:
             value.register_step_post_hook(self._stepped)
+            self._resize.watch(value)
         self._parts[name] = value
         if name in self._names:
             self._names.remove(name)
 
+    @property
+    def lr_factor(self) -> float:
+        """By what ``resize="scale"`` multiplies learning rates in ``step()``; groups show them without it."""
+        return self._resize.factor
+
     def save(self) -> None:
-        """Keep copies of all parts, and of the values."""
-        saved = {name: copy.deepcopy(part.state_dict()) for name, part in self._parts.items()}
+        """Keep copies of all parts, and of the values. Every rank calls it."""
+        context = required("elastic.TorchState")
+        saved = {name: _copied(part) for name, part in self._parts.items()}
+        self._streams, self._row = gather_streams(context, self._streams)
         super().save()
-        self._saved, self._streams = saved, streams(required("elastic.TorchState").device)
+        self._saved = saved
 
     def restore(self) -> None:
         """Go back to the last copies."""
@@ -249,7 +272,9 @@ class TorchState(ObjectState):
         for name, part in self._parts.items():
             part.load_state_dict(copy.deepcopy(self._saved[name]))
         super().restore()
-        set_streams(self._streams, required("elastic.TorchState").device)
+        assert self._streams is not None, "save() came before"
+        context = required("elastic.TorchState")
+        take_stream(self._streams, context, rank=self._row, commits=self._commits)
 
     def reset(self) -> None:
         """Samplers share out anew."""
@@ -258,19 +283,43 @@ class TorchState(ObjectState):
                 part.reset()
 
     def _sync(self, root: int) -> None:
-        for part in self._parts.values():
+        context = required("sync")
+        size, loaders = context.world.size, loaders_of(self._parts)
+        about = self._begun, self._streams, self._resize.told(loaders, size)
+        begun, rows, resize = broadcast_object(about, root)
+        for name, part in self._parts.items():
             if isinstance(part, torch.nn.Module):
                 broadcast_parameters(part, root)
+            elif isinstance(part, SpreadState) and part._hora.spread:
+                if begun:
+                    part._hora.share_out(part, self._saved.get(name), root)
             elif isinstance(part, Optimizer):
                 broadcast_optimizer_state(part, root)
             else:
                 state = broadcast_object(part.state_dict(), root)
-                if required("sync").world.rank != root:
+                if context.world.rank != root:
                     part.load_state_dict(state)
         super()._sync(root)
+        self._resize.apply(resize, loaders, size)
+        if begun:
+            self._streams = rows
+            take_stream(rows, context, rank=context.world.rank, commits=self._commits)
+        self._begun = True
+        if context.member is not None and context.world.rank == 0:
+            loader = next(iter(loaders.values()), None)
+            with presenting():
+                print(f"hora: {self._resize.text(loader, size)}", file=sys.stderr, flush=True)
 
     def _stepped(self, *_: Any) -> None:
         self._steps += 1
+
+
+def _copied(part: Any) -> Any:
+    state = part.state_dict()
+    if isinstance(part, SpreadState) and part._hora.shards is not None:
+        # It was gathered, so it is a copy. It is large: not for the memory of a device, where it is in parts.
+        return tree_map_only(torch.Tensor, torch.Tensor.cpu, state)
+    return copy.deepcopy(state)
 
 
 def _everyone() -> Any:

@@ -162,6 +162,11 @@ class ShardBucket:
         if mark is not None:
             self._rows[:, self.flat.chunk + len(self.parameters) + mark] = 1
 
+    def clear(self) -> None:
+        """Forget this rank's own gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
     def release(self) -> None:
         """Take the gradients away from their parameters, after they were packed."""
         for parameter in self.parameters:

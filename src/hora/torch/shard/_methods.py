@@ -34,6 +34,8 @@ class SpreadState:
         attachment, plain = self._hora, cast("Any", super())
         if attachment.shards is not None:
             attachment.shards.load(self, state_dict)
+            if attachment.context.member is not None:
+                attachment.loaded = state_dict  # the next world may share it out otherwise
             return
         if attachment.fully:
             state_dict = shared_out(state_dict, self)  # type: ignore[arg-type]

@@ -38,9 +38,10 @@ class Shards:
     """What is added to an optimizer whose state is spread over the ranks.
 
     Args:
-        optimizer: it; its class is the plain one still.
+        optimizer: it.
         context: of the job.
         named: names and parameters, in order of registration.
+        plain: its class, without what is added.
         scalars: entries of the state that are one number for a tensor.
         bucket_mb: size of a flat buffer.
         rule: how gradients are reduced.
@@ -57,13 +58,14 @@ class Shards:
         context: Context,
         named: Sequence[Named],
         *,
+        plain: type[Optimizer],
         scalars: set[str],
         bucket_mb: float,
         rule: ShardRule,
         groups: Groups,
         number: int | None,
     ) -> None:
-        self._plain = type(optimizer)
+        self._plain = plain
         self._context = context
         self._scalars = scalars
         self._bucket_mb = bucket_mb

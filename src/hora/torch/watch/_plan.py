@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import weakref
 from collections.abc import Callable, Sized
@@ -190,7 +191,8 @@ class Plan:
         said: list[str] = []
         own, other = self._loaders()
         if own is not None:
-            said.append(_batch(own.global_batch, size, passes, self.batches))
+            shares = math.ceil(self.batches / own.micro_batches)  # micro-batches are loaded one by one
+            said.append(_batch(own.global_batch, size, passes, shares))
             dropped = own.samples - own.samples_per_epoch
             steps, samples = len(own), own.samples
             left = (
