@@ -42,6 +42,53 @@ def test_results_come_by_rank_and_nothing_is_left(tmp_path: Path) -> None:
     assert _left(tmp_path) == []
 
 
+def _fails_once(folder: str) -> str:
+    place = Path(folder, "failed")
+    if not place.exists():
+        place.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return os.environ["HORA_ATTEMPT"]
+
+
+def test_restarts_call_the_function_again(tmp_path: Path) -> None:
+    assert hora.run(_fails_once, (str(tmp_path),), workers=1, restarts=1) == ["2"]
+    assert _left(tmp_path) == []
+
+
+def _elastic_worker() -> tuple[int, int, int]:
+    """Speaks to the supervisor as hora.torch.elastic does; the first worker dies when all are there."""
+    from hora.core.elastic import control
+    from hora.core.settings import load
+
+    settings = load()
+    link = control(settings)
+    assert link is not None
+    assert settings.worker is not None
+    member = link.join(settings, prepared=False) or link.join(settings, prepared=True)
+    while True:
+        assert member is not None
+        link.tell("running", number=member.number)
+        if member.number == 0:
+            if settings.worker == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            assert link.reset_due(20) is not None
+        elif link.finish():
+            return settings.worker, member.place.rank, member.place.size
+        member = link.join(settings, prepared=True)
+
+
+def test_an_elastic_function_gives_the_results_of_who_was_there_at_the_end(tmp_path: Path) -> None:
+    results = hora.run(_elastic_worker, workers=2, min_workers=2, max_workers=3)
+    assert results == [(1, 0, 2), (2, 1, 2)]
+    assert _left(tmp_path) == []
+
+
+@pytest.mark.parametrize(("least", "most"), [(3, None), (0, None), (1, 1), (True, None), (None, 2.5)])
+def test_numbers_of_workers_out_of_order_are_refused(least: Any, most: Any) -> None:
+    with pytest.raises(LaunchError, match=r"m(in|ax)_workers="):
+        hora.run(_scaled, (1,), workers=2, min_workers=least, max_workers=most)
+
+
 def test_a_function_of_an_installed_module_travels_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)  # not installed
     assert hora.run(os.path.basename, ("a/b",), workers=2) == ["b", "b"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import pickle
 import shutil
 import signal
@@ -14,9 +15,9 @@ from types import ModuleType
 from typing import Any
 
 from hora.core.errors import JobFailedError, LaunchError, MissingExtraError
-from hora.core.rundir import disk_errors
+from hora.core.rundir import RunDirectory, disk_errors
 from hora.launch.execute import JobResult, run_job
-from hora.launch.job import FunctionTarget, Job, check_workers, locate
+from hora.launch.job import Elastic, FunctionTarget, Job, check_workers, locate
 
 __all__ = ["run"]
 
@@ -30,6 +31,9 @@ def run(
     env: Mapping[str, str] | None = None,
     run_dir: Path | str | None = None,
     timeout: float | None = None,
+    restarts: int = 0,
+    min_workers: int | None = None,
+    max_workers: int | None = None,
 ) -> list[Any]:
     """Call ``fn(*args, **kwargs)`` on ``workers`` new workers and return the results by rank.
 
@@ -47,9 +51,14 @@ def run(
         run_dir: run directory to make. None: a temporary one, removed when all went well and kept, and
             named in the error, when not.
         timeout: seconds after which the workers are stopped and the job counts as failed; None: never.
+        restarts: how often all workers are started again after a failure, as by ``hora run --restarts``: the
+            function goes on from its checkpoints (``hora.torch.Checkpoints``).
+        min_workers: of an elastic job, whose function goes through ``hora.torch.elastic.run``: it goes on
+            with as few; 1 where only ``max_workers`` is given.
+        max_workers: of an elastic job: the most, at least ``workers``, which is the default.
 
     Returns:
-        One result per rank, in the order of ranks.
+        One result per rank, in the order of ranks; of an elastic job those of the workers at its end.
 
     Raises:
         JobFailedError: a worker raised, ended otherwise, or gave a result that cannot be pickled. Its
@@ -59,6 +68,7 @@ def run(
         KeyboardInterrupt: Ctrl-C; the workers were stopped.
     """
     check_workers(workers)
+    elastic = _elastic(workers, min_workers, max_workers)
     if not callable(fn):
         raise LaunchError(
             f"hora.run got {type(fn).__name__} instead of a function.", fix="Write hora.run(train, args)."
@@ -90,6 +100,8 @@ def run(
                 run_dir=kept,
                 name=name,
                 timeout=timeout,
+                restarts=restarts,
+                elastic=elastic,
             ),
             announce=False,
         )
@@ -100,6 +112,21 @@ def run(
     if temporary:
         shutil.rmtree(kept, ignore_errors=True)
     return values
+
+
+def _elastic(workers: int, least: int | None, most: int | None) -> Elastic | None:
+    if least is None and most is None:
+        return None
+    least, most = 1 if least is None else least, workers if most is None else most
+    for name, number in (("min_workers", least), ("max_workers", most)):
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise LaunchError(f"{name}={number!r} is not a number of workers.", fix=f"Write {name}=1.")
+    if not 1 <= least <= workers <= most:
+        raise LaunchError(
+            f"min_workers={least}, workers={workers} and max_workers={most} are not in ascending order.",
+            fix=f"Write min_workers=1, workers={workers}, max_workers={max(workers, most)}.",
+        )
+    return Elastic(least=least, most=most)
 
 
 @contextlib.contextmanager
@@ -194,8 +221,15 @@ def _values(result: JobResult, results: Path, name: str) -> list[Any]:
             report=f"{text}\n  logs: {result.run.path / 'logs'}",
             exit_code=result.exit_code,
         )
-    workers = result.run.about()["workers"]
+    workers = _size(result.run)
     return [_value(results / f"rank-{rank}.pickle", rank, result, name) for rank in range(workers)]
+
+
+def _size(run: RunDirectory) -> int:
+    """Workers at the end: those of the last world, where there are worlds."""
+    if not run.worlds.is_file():
+        return int(run.about()["workers"])
+    return len(json.loads(run.worlds.read_text(encoding="utf-8").splitlines()[-1])["workers"])
 
 
 def _value(path: Path, rank: int, result: JobResult, name: str) -> Any:

@@ -231,6 +231,29 @@ def test_a_signal_saves_after_a_reset_and_the_next_run_goes_on(tmp_path: Path) -
     assert all(abs(mine - other) <= 1e-9 for mine, other in zip(ours, weights, strict=True))
 
 
+def test_when_all_workers_die_the_job_goes_on_from_the_newest_checkpoint(tmp_path: Path) -> None:
+    """Both are killed in one moment: those that are started in their place find what is on the disk."""
+    (tmp_path / "plain").mkdir()
+    folder = tmp_path / "elastic"
+    folder.mkdir()
+    _, weights = undisturbed(tmp_path / "plain", EPOCHS)
+    # They say where they begin; and who comes first trains as little as it can before the other is there.
+    script = SAVED.replace("checkpoints.restore()", 'print("begins at", checkpoints.restore(), flush=True)')
+    with Job(folder, script, EPOCHS, 0.05, options=("--min-workers", "2", "-n", "2")) as job:
+        until(lambda: list(folder.glob("checkpoints/*/commit.json")))
+        for worker in job.processes(b"_worker.py"):
+            os.kill(worker, signal.SIGKILL)
+        output = job.wait()
+        assert [world["workers"] for world in job.worlds()] == [[0, 1], [2, 3]]
+    begun = [line.split()[-1] for line in output.splitlines() if "begins at" in line]
+    assert begun[:2] == ["None", "None"]
+    assert begun[2] == begun[3] != "None", output
+    assert int(begun[2]) % 3 == 0
+    steps, ours = json.loads((folder / "result.json").read_text())
+    assert steps == EPOCHS * 4
+    assert all(abs(mine - other) <= 1e-9 for mine, other in zip(ours, weights, strict=True))
+
+
 def test_a_signal_without_checkpoints_is_told_plainly(tmp_path: Path) -> None:
     with Job(tmp_path, TRAINING, 1000, 0.02, options=("--min-workers", "1", "-n", "2")) as job:
         until((tmp_path / "goes").exists)
