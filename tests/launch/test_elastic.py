@@ -258,7 +258,7 @@ def test_hosts_from_a_program_let_the_job_grow_and_shrink(elastic: Elastic) -> N
     program = elastic.bench.folder / "hosts.sh"
     program.write_text(f"#!/bin/sh\ncat {elastic.bench.folder}/hosts\n")
     program.chmod(0o755)
-    (elastic.bench.folder / "hosts").write_text("localhost:1\nelsewhere:4\n")
+    (elastic.bench.folder / "hosts").write_text("localhost:1\n")
     ended = elastic(
         """
         def body(number, rank, size):
@@ -276,7 +276,6 @@ def test_hosts_from_a_program_let_the_job_grow_and_shrink(elastic: Elastic) -> N
     )
     assert ended.code == 0, ended.err
     assert elastic.workers() == [[0], [0, 1], [0]]
-    assert "elsewhere is passed over" in ended.err
 
 
 def test_interrupt_ends_all(elastic: Elastic) -> None:

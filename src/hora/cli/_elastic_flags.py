@@ -11,7 +11,7 @@ from hora.core.errors import LaunchError
 if TYPE_CHECKING:
     from hora.launch.job import Elastic
 
-__all__ = ["how_many"]
+__all__ = ["hosts_variables", "how_many"]
 
 
 def how_many(arguments: argparse.Namespace, given: str | None) -> tuple[int, Elastic | None]:
@@ -63,6 +63,26 @@ def how_many(arguments: argparse.Namespace, given: str | None) -> tuple[int, Ela
         cooldown=(shortest, longest),
         hosts_from=arguments.hosts_from,
     )
+
+
+def hosts_variables(arguments: argparse.Namespace) -> dict[str, str]:
+    """The settings about other hosts that flags give.
+
+    Raises:
+        LaunchError: they are given for a job on this host.
+    """
+    found = {}
+    for name in ("remote_shell", "network"):
+        value = getattr(arguments, name)
+        if value is not None:
+            if not arguments.hosts_from:
+                flag = "--" + name.replace("_", "-")
+                raise LaunchError(
+                    f"{flag} is about other hosts, and this job has none.",
+                    fix="Write --hosts-from ./hosts.sh too.",
+                )
+            found[f"HORA_{name.upper()}"] = value
+    return found
 
 
 def _number(flag: str, text: str | None, default: int) -> int:

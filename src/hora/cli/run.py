@@ -21,7 +21,7 @@ from hora.cli._command import (
     seconds,
     target_of,
 )
-from hora.cli._elastic_flags import how_many
+from hora.cli._elastic_flags import hosts_variables, how_many
 from hora.core.errors import HoraError, LaunchError
 
 if TYPE_CHECKING:
@@ -85,7 +85,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     elastic.add_argument(
         "--hosts-from",
         metavar="PROGRAM",
-        help="asked each second for lines HOST:SLOTS; this host only, for now",
+        help="asked each second for lines HOST:SLOTS, which say how many workers each host has",
+    )
+    elastic.add_argument(
+        "--remote-shell",
+        metavar="CMD",
+        help="how to start something on another host, {host}; default: HORA_REMOTE_SHELL, else ssh",
+    )
+    elastic.add_argument(
+        "--network",
+        metavar="NET",
+        help="what workers on several hosts talk over, as 10.0.0.0/24 or eth0; default: HORA_NETWORK, else "
+        "the first network that they share",
     )
     elastic.add_argument(
         "--elastic-timeout", metavar="S", help="wait so long for --min-workers workers; default: 600"
@@ -118,6 +129,7 @@ def _run(arguments: argparse.Namespace) -> int:
     name, *rest = command
     target = target_of(arguments, name)
     env = environment_of(arguments) | _guard_variables(arguments) | checkpoint_variables(arguments)
+    env |= hosts_variables(arguments)
     title = None
     if arguments.horovod:
         from hora.launch import horovod

@@ -77,6 +77,7 @@ class Control:
         self._open = True
         self._leave: list[Callable[[], None]] = []
         self._descriptors: collections.deque[int] = collections.deque()
+        self._variables: set[str] = set()
         atexit.register(self._end)
         self._thread = threading.Thread(target=self._listen, name="hora-elastic", daemon=True)
         self._thread.start()
@@ -167,7 +168,17 @@ class Control:
         }
         for name, value in variables.items():  # for scripts that read them
             os.environ[f"HORA_{name}"] = os.environ[name.replace("SIZE", "WORLD_SIZE")] = str(value)
+        self._set_variables(answer.get("environment", {}))
         return Membership(number=answer["number"], place=place, settings=settings)
+
+    def _set_variables(self, wanted: Mapping[str, str]) -> None:
+        """Set what the engines need in this world; what the user has set stays."""
+        for name in self._variables - wanted.keys():
+            os.environ.pop(name, None)
+        for name, value in wanted.items():
+            if name in self._variables or name not in os.environ:
+                os.environ[name] = value
+                self._variables.add(name)
 
     def _listen(self) -> None:
         rest = b""

@@ -102,6 +102,22 @@ class Settings:
         unit="s",
         meaning="how long a job that is asked to stop may take to reach a step edge and save",
     )
+    remote_shell: str = _setting(
+        "ssh -o BatchMode=yes -o ConnectTimeout=10 {host}",
+        unit="",
+        meaning="the command that starts something on another host, `{host}`; the words of that follow it",
+    )
+    host_silence: float = _setting(
+        5.0,
+        unit="s",
+        meaning="a host of which nothing is heard for so long is lost, and its workers end",
+    )
+    network: str | None = _setting(
+        None,
+        unit="",
+        meaning="what workers on several hosts talk over: a network (10.0.0.0/24) or the name of an "
+        "interface; none: the first network that the hosts share",
+    )
     rank: int | None = _setting(None, unit="", meaning="this worker's rank", by="launcher")
     size: int | None = _setting(None, unit="workers", meaning="workers in the job", by="launcher")
     local_rank: int | None = _setting(None, unit="", meaning="rank inside the host", by="launcher")

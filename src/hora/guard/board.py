@@ -29,12 +29,17 @@ _PHASE, _SET, _NUMBER, _STEP, _SINCE, _DATA, _WAITED, _STEPPED, _BEGAN, _CALLS =
 _ENTRY = struct.Struct("=QQQQ")
 _ENTRY_WORDS = _ENTRY.size // 8
 _COUNT = struct.Struct("=Q")
+_SECONDS = struct.Struct("=d")
 _PLACES = RING + 1
 _RING = 16
 """Where the entries begin, in words."""
 
 _SLOT = 8 * _RING + _PLACES * _ENTRY.size
 _MARK = b"hora-board 1\n"  # behind the last slot: a script may have put another file under the number
+
+
+COPIES = 10
+"""How often a slot is read until the rank has not written meanwhile."""
 
 
 class Phase:
@@ -164,6 +169,33 @@ class Board:
             if _COUNT.unpack_from(self._memory, start + 8 * _CALLS)[0] > index + RING:
                 return  # the rank has gone on, and may have written over this one meanwhile
             yield entry
+
+    def copy(self, rank: int) -> bytes | None:
+        """A rank's slot as it is now; None while the rank writes faster than it can be read."""
+        start = rank * _SLOT
+        for _ in range(COPIES):
+            calls = _COUNT.unpack_from(self._memory, start + 8 * _CALLS)[0]
+            slot = self._memory[start : start + _SLOT]
+            if _COUNT.unpack_from(self._memory, start + 8 * _CALLS)[0] == calls:
+                return slot
+        return None
+
+    def paste(self, rank: int, slot: bytes, *, shift: float) -> None:
+        """Take in what a rank has written on the board of another host.
+
+        Args:
+            rank: which one.
+            slot: what :meth:`copy` has given there; anything else is passed over.
+            shift: what to add to that host's ``time.monotonic()`` to have the one here.
+        """
+        if len(slot) != _SLOT:
+            return
+        words = bytearray(slot)
+        for field in (_SINCE, _STEPPED, _BEGAN):
+            at = _SECONDS.unpack_from(words, 8 * field)[0]
+            if at:
+                _SECONDS.pack_into(words, 8 * field, at + shift)
+        self._memory[rank * _SLOT : (rank + 1) * _SLOT] = bytes(words)
 
     def close(self) -> None:
         """Give the mapping up, with the slots."""

@@ -7,25 +7,24 @@ by itself meanwhile, and is taken in when the others commit.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hora.core import settings
 from hora.core.plural import plural
 from hora.core.rundir import RunDirectory
 from hora.guard.verdict import Verdict
 from hora.launch import _report, _tree
-from hora.launch._elastic_hosts import Hosts
+from hora.launch._away_host import AwayHost
+from hora.launch._crew import CrewSupervisor
 from hora.launch._elastic_limits import Limits
-from hora.launch._elastic_story import Story
-from hora.launch._elastic_workers import ElasticStarter, Worker, World, in_order, last_ends
-from hora.launch._link import Link
+from hora.launch._elastic_workers import Worker, World, in_order, last_ends
 from hora.launch._ranks import Rank
 from hora.launch.failure import Outcome
-from hora.launch.job import Elastic, Job, rank_environment
-from hora.launch.supervisor import AFTER_FAILURE, ON_ITS_WAY_OUT, Supervisor
+from hora.launch.job import Job
+from hora.launch.supervisor import AFTER_FAILURE, ON_ITS_WAY_OUT
 
 __all__ = ["ElasticSupervisor"]
 
@@ -37,70 +36,32 @@ NOT_ENOUGH = 1
 """Exit code of a job that was given up."""
 
 
-class ElasticSupervisor(Supervisor):
-    """Runs one elastic job on this host; see :class:`Supervisor`."""
+class ElasticSupervisor(CrewSupervisor):
+    """Runs one elastic job; see :class:`Supervisor`."""
 
     def __init__(
         self, job: Job, run: RunDirectory, *, announce: bool = True, began: float | None = None
     ) -> None:
         super().__init__(job, run, announce=announce, began=began)
-        assert job.elastic is not None
-        self._elastic: Elastic = job.elastic
-        self._workers: dict[int, Worker] = {}
         self._world: World | None = None
         self._worlds = 0
-        chosen = settings.load(rank_environment(job))
-        self._patience = min(chosen.timeout, chosen.stall_abort or chosen.timeout)
+        self._patience = min(self._chosen.timeout, self._chosen.stall_abort or self._chosen.timeout)
         self._limits = Limits(self._elastic.resets)
         self._ending = False
         self._fatal: Outcome | None = None
         self._enough = self._loop.timer(self._on_not_enough)
         self._gather = self._loop.timer(self._on_not_gathered)
-        self._refill = self._loop.timer(self._fill)
         self._hurry = self._loop.timer(self._kill_raised)
-        self._story = Story(run, quiet=job.quiet, say=self._tell)
-        self._hosts = Hosts(
-            self._elastic, job.workers, self._loop, say=self._story.say, changed=self._on_hosts
-        )
-
-    def _tell(self, text: str) -> None:
-        self._console.say(text)
+        self._surely = self._loop.timer(self._settle)
 
     # --- start ----------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        self._closing.append(self._hosts.close)
-        with self._told_if_short():
-            self._starter = ElasticStarter(self._job, self._run_directory, self._id)
-            self._hear(self._starter)
-            self._hosts.begin()
-            self._fill()
-            self._keep()
+        super()._start()
         self._wait_for_enough()
 
-    def _begin(self, host: str) -> None:
-        number = len(self._ranks)
-        process, ours, (reader, writer) = self._starter.begin(number)
-        worker = Worker(number=number, process=process, host=host, reader=reader, writer=writer)
-        worker.link = Link(
-            ours,
-            self._loop,
-            receive=lambda record: self._take(worker, record),
-            complain=lambda what: self._complain(f"worker {number} {what}"),
-            closed=lambda: None,
-        )
-        self._workers[number] = worker
-        self._follow(number, process)
-
-    def _fill(self) -> None:
-        """Start workers until there are as many as are wanted."""
-        if self._stopping or self._ending or self._asked_by is not None:
-            return
-        living = self._living
-        while (host := self._hosts.next_place([worker.host for worker in living])) is not None:
-            self._begin(host)
-            living.append(self._workers[len(self._ranks) - 1])
-        self._refill.at = self._hosts.next_change()
+    def _wants_more(self) -> bool:
+        return not (self._stopping or self._ending or self._asked_by is not None)
 
     @property
     def _living(self) -> list[Worker]:
@@ -230,7 +191,13 @@ class ElasticSupervisor(Supervisor):
             return
         worker.raised = True
         self._hurry.by(time.monotonic() + ON_ITS_WAY_OUT)
-        outcome = Outcome(rank=rank, code=1, ended=time.time(), record=dict(record))
+        outcome = Outcome(
+            rank=rank,
+            code=1,
+            ended=time.time(),
+            record=dict(record),
+            host=None if worker.away is None else worker.host,
+        )
         inside = self._world is not None and worker in self._world.members
         self._lose(worker, outcome, inside=inside)
 
@@ -247,11 +214,10 @@ class ElasticSupervisor(Supervisor):
         world = self._world
         place = f" (rank {world.members.index(worker)})" if world is not None and inside else ""
         how = _report.how(outcome) if outcome.failed else "it left the others with exit code 0"
-        self._hosts.failed(worker.host)
         echo = outcome.echo and world is not None and world.broken is not None
         if not echo:
             self._story.deaths.append(f"worker {worker.number}{place} has failed: {how}")
-        given_up = None if echo else self._limits.failed(outcome)
+        given_up = None if echo or not self._counts(worker, outcome) else self._limits.failed(outcome)
         if given_up is not None:
             self._give_up(given_up, outcome)
             return
@@ -266,6 +232,20 @@ class ElasticSupervisor(Supervisor):
         else:
             self._fill()
         self._settle()
+
+    def _counts(self, worker: Worker, outcome: Outcome) -> bool:
+        """Whether it is a failure of its own: of the workers that are lost with their host, one counts."""
+        if outcome.lost is None or worker.away is None:
+            self._hosts.failed(worker.host)
+            return True
+        counted, worker.away.counted = worker.away.counted, True
+        return not counted
+
+    def _on_host_gone(self, host: AwayHost, why: str, surely: float) -> None:
+        world = self._world
+        if world is not None and all(worker.ended or worker.away is host for worker in world.members):
+            # Nobody is left to say that this world is over; where it is out of reach it may go on until then.
+            self._surely.at = max(surely, self._surely.at or surely)
 
     def _break(self, world: World, reason: str) -> None:
         given_up = self._limits.reset(reason)
@@ -297,7 +277,7 @@ class ElasticSupervisor(Supervisor):
     def _settle(self) -> None:
         """Form a world if it is time to, and tell those who wait what to do."""
         world = self._world
-        if self._stopping or self._ending:
+        if self._stopping or self._ending or self._surely.at is not None:
             return
         if world is not None and not world.closing:
             self._meanwhile(world)
@@ -312,11 +292,10 @@ class ElasticSupervisor(Supervisor):
             chosen = in_order(prepared, old)
         else:  # nobody has anything yet: all begin together
             chosen = in_order([worker for worker in living if worker.ready], old)
-            if len(chosen) < len(living) and self._enough.at is not None:
+            if (len(chosen) < len(living) or self._agents.pending) and self._enough.at is not None:
                 return
-        for worker in chosen[len(chosen) - self._hosts.leaving([worker.host for worker in chosen]) :]:
-            self._dismiss(worker)
-            chosen.remove(worker)
+        for index in self._hosts.leaving([worker.host for worker in chosen])[::-1]:
+            self._dismiss(chosen.pop(index))
         if len(chosen) < self._elastic.least:
             self._wait_for_enough()
             return
@@ -347,7 +326,11 @@ class ElasticSupervisor(Supervisor):
         self._enough.at = self._gather.at = None
         self._story.tell(before, world)
         self._guard.close()
-        self._guard = self._guard_of(replace(self._job, workers=len(members)), averted=self._avert)
+        self._guard = self._guard_of(
+            replace(self._job, workers=len(members)),
+            averted=self._avert,
+            hosts=[socket.gethostname() if worker.away is None else worker.host for worker in members],
+        )
         world.begin(self._guard)
         for worker in members:
             worker.alone = False
@@ -377,6 +360,7 @@ class ElasticSupervisor(Supervisor):
         else:
             text = f"hora: {ready} {plural(ready, 'worker')} of the {self._elastic.least} that "
             text += f"--min-workers asks for came within {self._elastic.timeout:g} s"
+            text += "".join(f"; host {name}: {why}" for name, why in self._agents.problems.items())
             self._halt(text, exit_code=NOT_ENOUGH)
 
     def _give_up(self, text: str, outcome: Outcome | None) -> None:
@@ -389,10 +373,6 @@ class ElasticSupervisor(Supervisor):
             rank = world.members.index(worker) if world is not None and worker in world.members else 0
             self._fatal = replace(outcome, rank=rank, log=worker.number)
             self._on_failure(AFTER_FAILURE)
-
-    def _on_hosts(self) -> None:
-        self._fill()
-        self._settle()
 
     # --- end ------------------------------------------------------------------------------------
 

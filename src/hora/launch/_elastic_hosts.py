@@ -12,11 +12,9 @@ from collections.abc import Callable, Sequence
 
 from hora.core.errors import LaunchError
 from hora.launch._loop import Loop
-from hora.launch.job import Elastic, program_of
+from hora.launch.job import HERE, Elastic, program_of
 
 __all__ = ["Hosts"]
-
-HERE = "localhost"
 
 EVERY = 1.0
 """Seconds between two questions to the program that names the hosts."""
@@ -67,25 +65,44 @@ class Hosts:
         if self._elastic.hosts_from is not None:
             self._ask()
 
-    def next_place(self, taken: Sequence[str]) -> str | None:
-        """A host that may get one more worker now; None: there is none, or there are enough workers."""
+    def next_place(self, taken: Sequence[str], able: Callable[[str], bool]) -> str | None:
+        """A host that may get one more worker now; None: there is none, or there are enough workers.
+
+        Args:
+            taken: host of each worker.
+            able: whether workers can be started on a host now; asked of those that have a place.
+        """
         if len(taken) >= self._elastic.most:
             return None
         now, used = time.monotonic(), collections.Counter(taken)
         for host, slots in self._slots.items():
-            if used[host] < slots and self._resting.get(host, 0.0) <= now:
+            if used[host] < slots and self._resting.get(host, 0.0) <= now and able(host):
                 return host
         return None
+
+    @property
+    def names(self) -> list[str]:
+        """Of the hosts that may have workers."""
+        return [host for host, slots in self._slots.items() if slots]
+
+    def slots(self, host: str) -> int:
+        """How many workers a host may have."""
+        return self._slots.get(host, 0)
 
     def next_change(self) -> float | None:
         """When a host that rests may get workers again, ``time.monotonic()``."""
         now = time.monotonic()
         return min((at for at in self._resting.values() if at > now), default=None)
 
-    def leaving(self, taken: Sequence[str]) -> int:
-        """How many of the workers at these hosts have no place any more."""
-        used = collections.Counter(taken)
-        return sum(max(0, count - self._slots.get(host, 0)) for host, count in used.items())
+    def leaving(self, taken: Sequence[str]) -> list[int]:
+        """Which of the workers at these hosts have no place any more, by their numbers in the list."""
+        used: collections.Counter[str] = collections.Counter()
+        found = []
+        for index, host in enumerate(taken):
+            used[host] += 1
+            if used[host] > self._slots.get(host, 0):
+                found.append(index)
+        return found
 
     def failed(self, host: str) -> None:
         """A worker of this host has failed: one that does so again and again rests, longer each time."""
@@ -175,9 +192,7 @@ class Hosts:
             elif host in (HERE, "127.0.0.1", socket.gethostname()):
                 found[HERE] = found.get(HERE, 0) + int(slots or 1)
             else:
-                self._once(
-                    f"--hosts-from: {host} is passed over: workers are started on this host only, for now"
-                )
+                found[host] = found.get(host, 0) + int(slots or 1)
         return found
 
     def _once(self, text: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hora.core.errors import RunDirectoryError
 from hora.core.plural import plural
@@ -45,6 +45,7 @@ class Story:
             "number": world.number,
             "time": time.time(),
             "workers": [worker.number for worker in world.members],
+            "hosts": [worker.host for worker in world.members],
             "reason": before.broken if before is not None else None,
             "commits": commits,
             "repeats": repeats,
@@ -67,6 +68,11 @@ class Story:
         size = len(world.members)
         who = f"{size} {plural(size, 'worker')} go{'es' * (size == 1)} on {where}"
         self.say("; ".join([*deaths, who]))
+
+    def tell_left(self, names: Sequence[str]) -> None:
+        """Say what had to be stopped on other hosts at the end."""
+        if names:
+            self.say(f"stopped what was left behind: {', '.join(names)}")
 
     def tell_deaths(self) -> None:
         """Say who failed, where no new world tells of it."""

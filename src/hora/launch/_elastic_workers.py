@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import os
 import socket
 import subprocess
@@ -10,13 +12,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hora.launch import horovod
+from hora.launch._away import AwayLink
+from hora.launch._away_host import AwayHost
 from hora.launch._guard import Ends, Guard
 from hora.launch._link import Link
+from hora.launch._network import Address
 from hora.launch._start import Starter
+from hora.launch._tree import Process
 from hora.launch.failure import Outcome
 from hora.launch.job import HOST
 
-__all__ = ["ElasticStarter", "Worker", "World", "in_order", "last_ends"]
+__all__ = ["ElasticStarter", "Worker", "World", "addresses_of", "in_order", "last_ends", "places_of"]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -30,6 +36,7 @@ class Worker:
         link: to its half of :mod:`hora.core.elastic`.
         reader: of the pipe on which it writes its stack.
         writer: the number of that pipe's other end in the process.
+        away: the host, if it is another one; the pipe is there then.
         ready: whether it waits for the next world.
         prepared: whether it has made its model and its state.
         alone: whether it was told to make them by itself.
@@ -42,11 +49,12 @@ class Worker:
     """
 
     number: int
-    process: subprocess.Popen[bytes]
+    process: Process
     host: str
-    reader: int
-    writer: int
-    link: Link = field(init=False)
+    reader: int = -1
+    writer: int = -1
+    away: AwayHost | None = None
+    link: Link | AwayLink = field(init=False)
     ready: bool = False
     prepared: bool = False
     alone: bool = False
@@ -60,6 +68,9 @@ class Worker:
     def answer(self, record: Mapping[str, Any], descriptors: Mapping[str, int] | None = None) -> None:
         """Tell a worker that is ready what to do."""
         self.ready = False
+        if isinstance(self.link, AwayLink):
+            self.link.send({**record, "opens": []})
+            return
         opens = descriptors or {}
         self.link.send({**record, "opens": list(opens)}, list(opens.values()))
 
@@ -115,29 +126,86 @@ class World:
 
     def begin(self, guard: Guard) -> None:
         """Tell the members, each with its ends of what belongs to this world."""
-        size = str(len(self.members))
-        with socket.create_server((HOST, 0), backlog=max(128, 2 * len(self.members))) as store:
-            for rank, worker in enumerate(self.members):
-                reader = os.dup(worker.reader)
-                ends = guard.admit(rank, worker.process, reader=reader, writer=worker.writer)
-                opens = {} if ends is None else {"guard_fd": ends[0].fileno(), "guard_board": ends[1]}
-                if rank == 0:
-                    opens["store_fd"] = store.fileno()
-                place = {
-                    "rank": rank,
-                    "size": int(size),
-                    "local_rank": rank,
-                    "local_size": int(size),
-                    "host_index": 0,
-                    "host_count": 1,
+        size = len(self.members)
+        addresses = addresses_of(self.members)
+        first = self.members[0]
+        address = addresses[first.host].address if addresses else HOST
+        with contextlib.ExitStack() as stack:
+            store = None
+            if first.away is None:
+                store = stack.enter_context(socket.create_server((address, 0), backlog=max(128, 2 * size)))
+                port = store.getsockname()[1]
+            else:
+                port = first.away.take_port()
+            for rank, (worker, place) in enumerate(zip(self.members, places_of(self.members), strict=True)):
+                record = {
+                    "kind": "world",
+                    "number": self.number,
+                    "place": place,
+                    "store": f"tcp://{address}:{port}",
+                    "environment": _variables(addresses[worker.host]) if len(addresses) > 1 else {},
                 }
-                address = f"tcp://{HOST}:{store.getsockname()[1]}"
-                worker.answer(
-                    {"kind": "world", "number": self.number, "place": place, "store": address}, opens
-                )
-                if ends is not None:
-                    ends[0].close()
+                if worker.away is None:
+                    _begin_here(guard, rank, worker, record, store if rank == 0 else None)
+                else:
+                    if guard.watches:
+                        guard.admit_away(rank, worker.away.seat(self.number, worker.number))
+                    worker.ready = False
+                    worker.away.join(
+                        self.number, worker.number, record, rank=rank, size=size, guard=guard.watches
+                    )
         guard.all_started()
+
+
+def _begin_here(
+    guard: Guard, rank: int, worker: Worker, record: Mapping[str, Any], store: socket.socket | None
+) -> None:
+    assert isinstance(worker.process, subprocess.Popen)
+    reader = os.dup(worker.reader)
+    ends = guard.admit(rank, worker.process, reader=reader, writer=worker.writer)
+    opens = {} if ends is None else {"guard_fd": ends[0].fileno(), "guard_board": ends[1]}
+    if store is not None:
+        opens["store_fd"] = store.fileno()
+    worker.answer(record, opens)
+    if ends is not None:
+        ends[0].close()
+
+
+def addresses_of(members: Sequence[Worker]) -> dict[str, Address]:
+    """Where each host is reached by the others; nothing where there is one host, and that this one."""
+    away = {worker.host: worker.away for worker in members if worker.away is not None}
+    found = {host: each.address for host, each in away.items() if each.address is not None}
+    peers = [each.peer for each in away.values() if each.peer is not None]
+    here = next((worker.host for worker in members if worker.away is None), None)
+    if here is not None and peers:
+        found[here] = peers[0]
+    return found
+
+
+def places_of(members: Sequence[Worker]) -> list[dict[str, int]]:
+    """The place of each in their world: the fields of :class:`hora.core.world.World`."""
+    counts = collections.Counter(worker.host for worker in members)
+    hosts = list(counts)  # in the order of their first ranks
+    before: collections.Counter[str] = collections.Counter()
+    places = []
+    for rank, worker in enumerate(members):
+        places.append(
+            {
+                "rank": rank,
+                "size": len(members),
+                "local_rank": before[worker.host],
+                "local_size": counts[worker.host],
+                "host_index": hosts.index(worker.host),
+                "host_count": len(hosts),
+            }
+        )
+        before[worker.host] += 1
+    return places
+
+
+def _variables(address: Address) -> dict[str, str]:
+    """What the engines need to use the right network."""
+    return {"GLOO_SOCKET_IFNAME": address.interface, "NCCL_SOCKET_IFNAME": address.interface}
 
 
 def in_order(workers: Sequence[Worker], before: Sequence[Worker]) -> list[Worker]:

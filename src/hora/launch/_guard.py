@@ -25,6 +25,7 @@ from hora.guard.board import Board
 from hora.guard.judge import Judge, Options
 from hora.guard.verdict import Earlier, Verdict
 from hora.guard.waits import waits
+from hora.launch._away import AwayLink, Seat
 from hora.launch._children import stopped
 from hora.launch._link import Link
 from hora.launch._loop import Loop
@@ -66,6 +67,7 @@ class Guard:
         alarmed: called with a verdict that stops the job, when the ranks have been told.
         announce: whether a verdict that stops the job is shown; it is in the job's result in any case.
         averted: asked about a verdict that would stop the job; True when that is taken care of otherwise.
+        hosts: host of each rank; None: all are on this one.
 
     Attributes:
         verdict: the one that stopped the job.
@@ -81,13 +83,15 @@ class Guard:
         alarmed: Callable[[Verdict], None],
         announce: bool,
         averted: Callable[[Verdict], bool] = lambda _: False,
+        hosts: Sequence[str] | None = None,
     ) -> None:
         self._averted = averted
         self.verdict: Verdict | None = None
         self._job, self._run, self._loop = job, run, loop
         self._say, self._alarmed, self._announce = say, alarmed, announce
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, Link | AwayLink] = {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._seats: dict[int, Seat] = {}
         self._complaints = 0
         self._late_told = False
         self._echo: Callable[[], None] | None = None
@@ -111,8 +115,8 @@ class Guard:
             )
             self._board_fd = Board.make(job.workers)
             self._board = Board(self._board_fd, job.workers)
-            hosts = [socket.gethostname()] * job.workers
-            self._judge = Judge(self._board, self, options=options, hosts=hosts)
+            here = [socket.gethostname()] * job.workers
+            self._judge = Judge(self._board, self, options=options, hosts=hosts or here)
 
     # --- what the supervisor does ---------------------------------------------------------------
 
@@ -161,6 +165,23 @@ class Guard:
         self._follow(rank, process, ours, reader=reader, writer=writer)
         return theirs, self._board_fd
 
+    def admit_away(self, rank: int, seat: Seat) -> None:
+        """A process on another host is this rank from now on; only where the guard :attr:`watches`."""
+        assert self._board is not None
+        self._seats[rank] = seat
+        self._links[rank] = seat.open(
+            rank,
+            self._board,
+            receive=lambda record: self._receive(rank, record),
+            closed=lambda: self._unheard(rank),
+            stack=lambda text: self._stack(rank, text),
+        )
+
+    @property
+    def watches(self) -> bool:
+        """Whether there is a guard."""
+        return self._judge is not None
+
     def _follow(
         self, rank: int, process: subprocess.Popen[bytes], ours: socket.socket, *, reader: int, writer: int
     ) -> None:
@@ -192,7 +213,8 @@ class Guard:
         if outcome.rank in self._links:
             self._links[outcome.rank].drain()
             self._links[outcome.rank].close()
-            self._stacks.remove(outcome.rank)
+            if outcome.rank not in self._seats:
+                self._stacks.remove(outcome.rank)
         if self._judge is None:
             return
         with self._unharmed():
@@ -225,6 +247,8 @@ class Guard:
         self.silence()
         for link in self._links.values():
             link.close()
+        for seat in self._seats.values():
+            seat.close()
         self._stacks.close()
         for ends in (self._own_ends, self._rank_ends):
             if ends is not None:
@@ -272,10 +296,15 @@ class Guard:
 
     def ask_stack(self, rank: int) -> None:
         """Have a rank's stack taken."""
-        self._stacks.ask(rank)
+        if rank in self._seats:
+            self._seats[rank].ask_stack()
+        else:
+            self._stacks.ask(rank)
 
     def stopped_children(self, rank: int) -> Mapping[int, str]:
         """The processes that a rank has started and that are stopped: their pids, and what they are."""
+        if rank in self._seats:
+            return self._seats[rank].stopped
         return {child.pid: str(child) for child in stopped(self._processes[rank].pid)}
 
     def complain(self, text: str) -> None:

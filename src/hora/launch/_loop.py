@@ -43,9 +43,16 @@ class Loop:
         self._selector.register(fd, selectors.EVENT_READ, (react, None))
 
     def watch_room(self, fd: int, react: Callable[[], object] | None) -> None:
-        """Call ``react`` also when a watched descriptor takes data; None: no longer."""
-        mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if react is not None else 0)
-        self._selector.modify(fd, mask, (self._selector.get_key(fd).data[0], react))
+        """Call ``react`` when the descriptor, watched otherwise or not, takes data; None: no longer."""
+        known = self._selector.get_map().get(fd)
+        read = None if known is None else known.data[0]
+        mask = (0 if read is None else selectors.EVENT_READ) | (0 if react is None else selectors.EVENT_WRITE)
+        if known is None:
+            self._selector.register(fd, mask, (read, react))
+        elif mask:
+            self._selector.modify(fd, mask, (read, react))
+        else:
+            self._selector.unregister(fd)
 
     def forget(self, fd: int) -> None:
         """Watch the descriptor no longer; to be called before it is closed."""
@@ -77,6 +84,15 @@ class Loop:
         now = time.monotonic()
         for timer in list(self._timers):
             timer.fire(now)
+
+    def until(self, done: Callable[[], bool], seconds: float) -> None:
+        """React to what happens until that is so, but not longer than so many seconds."""
+        limit = self.timer(lambda: None)
+        limit.at = time.monotonic() + seconds
+        while not done() and limit.at is not None:
+            self.turn()
+            self.fire()
+        self.drop(limit)
 
     def close(self) -> None:
         """Give the selector up; the descriptors stay open."""

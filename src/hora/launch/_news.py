@@ -67,13 +67,17 @@ class News:
         for line in lines:
             self._take(line.decode("utf-8", "replace"))
 
+    def hear(self, rank: int, record: dict[str, Any]) -> None:
+        """A rank has failed, and left this record where no file of it is here."""
+        self._records[rank] = record
+        self._tell(rank, record)
+
     def _take(self, line: str) -> None:
         record = parse_record(line)
         if record is not None:
             rank = record.get("rank")
             if isinstance(rank, int):
-                self._records[rank] = record
-                self._tell(rank, record)
+                self.hear(rank, record)
         elif line.isdecimal():
             record = self.record(int(line))
             if record is not None:

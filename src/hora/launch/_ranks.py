@@ -27,7 +27,7 @@ class Rank:
     """
 
     number: int
-    process: subprocess.Popen[bytes]
+    process: _tree.Process
     streams: Streams
     outcome: Outcome | None = None
     stop_sent: float | None = None
@@ -43,8 +43,8 @@ class Ranks(list[Rank]):
 
     @property
     def pids(self) -> list[int]:
-        """Of all, which are also the numbers of the process groups that they lead."""
-        return [rank.process.pid for rank in self]
+        """Of those on this host, which are also the numbers of the process groups that they lead."""
+        return [rank.process.pid for rank in self if isinstance(rank.process, subprocess.Popen)]
 
     def ask(self) -> None:
         """SIGTERM, which the ranks have said to take for "save at the next step edge, then stop"."""

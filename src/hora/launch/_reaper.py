@@ -30,6 +30,9 @@ PAUSE_SECONDS = 0.05
 
 PROC = "/proc"
 
+NOWHERE = "-"
+"""In place of the run directory: an agent on another host was killed, of which its supervisor tells."""
+
 KILLED = "the launcher was killed, and all its workers were stopped"
 """What the run directory says of such a job."""
 
@@ -106,7 +109,8 @@ def main() -> None:
                 os.killpg(group, signal.SIGKILL)
             except OSError:  # the group has ended already
                 continue
-    tell(run)
+    if run != NOWHERE:
+        tell(run)
 
 
 def tell(run: str) -> None:

@@ -45,6 +45,8 @@ _MEANING = {
 
 def how(outcome: Outcome) -> str:
     """How a rank ended by itself, in one phrase."""
+    if outcome.lost is not None:
+        return outcome.lost
     if outcome.record is not None and not outcome.record["exit"]:
         return f"{outcome.record['type'].rpartition('.')[2]}, exit code {outcome.exit_code}"
     if outcome.code < 0 and outcome.record is None:

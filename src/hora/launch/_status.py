@@ -32,11 +32,15 @@ class Status:
     def read(self) -> bool:
         """Take in what is there; False when nothing will come any more."""
         data = os.read(self._fd, CHUNK)
+        self.feed(data)
+        return bool(data)
+
+    def feed(self, data: bytes) -> None:
+        """Take in what a rank has told."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         self._rest = self._rest[-CHUNK:]
         if lines and not self._job.quiet:
             self._show([line.decode("utf-8", "replace") for line in lines])
-        return bool(data)
 
     def _show(self, lines: list[str]) -> None:
         from hora.core import progress  # only a job that shows any needs it

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-import subprocess
 import time
 from collections.abc import Callable
 from typing import IO
 
+from hora.launch import _tree
 from hora.launch._loop import Loop, Timer
 from hora.launch.output import Console, ConsoleClosedError, Lines, Log, Tail
 
@@ -24,7 +24,7 @@ class Streams:
 
     Args:
         rank: its number.
-        process: the rank, with non-blocking pipes.
+        process: the rank, with non-blocking pipes; of one on another host it comes by :meth:`feed`.
         log: where the bytes go.
         console: where whole lines go.
         redraw: fires when the state of an unfinished progress bar is to be shown.
@@ -34,7 +34,7 @@ class Streams:
     def __init__(
         self,
         rank: int,
-        process: subprocess.Popen[bytes],
+        process: _tree.Process,
         *,
         log: Log,
         console: Console,
@@ -59,6 +59,14 @@ class Streams:
         for which, pipe in self._pipes.items():
             self._loop.watch(pipe.fileno(), functools.partial(self._read, which))
 
+    def feed(self, which: int, data: bytes) -> None:
+        """It has printed this, on stdout (0) or stderr (1)."""
+        self.log.feed(which, data)
+        self._show(which, self._lines[which].feed(data, time.monotonic()))
+        redraw = self._lines[which].redraw
+        if redraw is not None:
+            self._redraw.by(redraw)
+
     def drain(self) -> None:
         """Take in what a rank that has ended left in its pipes."""
         for which in (0, 1):
@@ -81,8 +89,9 @@ class Streams:
     def close(self) -> None:
         """Show and keep the rest."""
         self.drain()
-        for which, pipe in self._pipes.items():
-            self._show(which, self._lines[which].close())
+        for which, lines in enumerate(self._lines):
+            self._show(which, lines.close())
+        for pipe in self._pipes.values():
             self._loop.forget(pipe.fileno())
             pipe.close()
         self._pipes.clear()
@@ -95,11 +104,7 @@ class Streams:
         except BlockingIOError:
             return False
         if data:
-            self.log.feed(which, data)
-            self._show(which, self._lines[which].feed(data, time.monotonic()))
-            redraw = self._lines[which].redraw
-            if redraw is not None:
-                self._redraw.by(redraw)
+            self.feed(which, data)
             return True
         pipe = self._pipes.pop(which)
         self._loop.forget(pipe.fileno())

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hora.launch import _reaper
+from hora.launch._away import AwayProcess
 
-__all__ = ["Reaper", "end_descriptor", "kill_group", "sweep"]
+__all__ = ["Process", "Reaper", "end_descriptor", "kill_group", "sweep"]
 
 LEAVING = 0.5
 """Seconds for what a rank started to notice the rank's end by itself, as loader workers do."""
@@ -60,8 +61,14 @@ class Reaper:
         os.close(self._writer)
 
 
-def end_descriptor(process: subprocess.Popen[bytes]) -> int:
+Process = subprocess.Popen[bytes] | AwayProcess
+"""A worker's process, on this host or another."""
+
+
+def end_descriptor(process: Process) -> int:
     """A descriptor that becomes readable when the process ends; the caller closes it."""
+    if isinstance(process, AwayProcess):
+        return process.end_descriptor()
     if _HAS_PIDFD:
         return os.pidfd_open(process.pid)
     reader, writer = os.pipe()
@@ -74,8 +81,11 @@ def end_descriptor(process: subprocess.Popen[bytes]) -> int:
     return reader
 
 
-def kill_group(process: subprocess.Popen[bytes]) -> None:
+def kill_group(process: Process) -> None:
     """SIGKILL to a rank and to all in its process group, which it leads."""
+    if isinstance(process, AwayProcess):
+        process.kill_group()
+        return
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:  # it has ended

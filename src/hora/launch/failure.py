@@ -44,6 +44,8 @@ class Outcome:
         memory: why the out-of-memory killer ran during the job, when it did.
         suspended: whether it told that it stops at a step edge because it was asked to, and did so.
         log: number of its log, where that is not its rank: in an elastic job a worker keeps it.
+        host: where it ran; None: on this host.
+        lost: why nobody knows how it ended: its host was lost. None: it is known.
     """
 
     rank: int
@@ -55,6 +57,8 @@ class Outcome:
     memory: str | None = None
     suspended: bool = False
     log: int | None = None
+    host: str | None = None
+    lost: str | None = None
 
     @property
     def well(self) -> bool:
@@ -154,7 +158,7 @@ def judge(
     if not failed:
         return None
     first = min(failed, key=lambda outcome: (outcome.told, outcome.echo, outcome.time, outcome.rank))
-    host = socket.gethostname()
+    host = first.host or socket.gethostname()
     same = _same_error(first, failed)
     everyone = len(same) == len(outcomes) > 1
     who = f"all {len(outcomes)} ranks" if everyone else f"rank {first.rank} of {size or len(outcomes)}"

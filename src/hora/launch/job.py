@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hora.core import settings
 from hora.core.errors import LaunchError
+from hora.launch import _network, _remote_shell
 
 __all__ = [
     "Elastic",
@@ -42,6 +43,9 @@ OWNED = (
 """Variables that the launcher alone sets; those of an outer launcher are not handed on."""
 
 HOST = "127.0.0.1"
+
+HERE = "localhost"
+"""What this host is called among those of a job."""
 
 TEST_RUNNERS = frozenset({"pytest", "py.test", "unittest", "nose2"})
 """Modules and programs that run tests, which provoke on purpose what the guard looks for."""
@@ -178,9 +182,12 @@ def check(job: Job) -> None:
         )
     for key, value in job.env.items():
         _check_variable(key, value)
-    settings.load(rank_environment(job))
+    chosen = settings.load(rank_environment(job))
     if job.elastic is not None and job.elastic.hosts_from is not None:
         program_of(job.elastic.hosts_from)
+        _remote_shell.check(chosen.remote_shell)
+        if chosen.network is not None:
+            _network.check(chosen.network)
     if isinstance(job.target, ScriptTarget):
         _check_script(job.target.path)
     elif isinstance(job.target, ModuleTarget):

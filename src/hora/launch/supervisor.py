@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -139,7 +138,7 @@ class Supervisor:
     def _make_guard(self) -> Guard:
         return self._guard_of(self._job)
 
-    def _guard_of(self, job: Job, *, averted: Callable[[Verdict], bool] = lambda _: False) -> Guard:
+    def _guard_of(self, job: Job, **special: Any) -> Guard:
         return Guard(
             job,
             self._run_directory,
@@ -147,7 +146,7 @@ class Supervisor:
             say=self._console.say,
             alarmed=self._on_alarm,
             announce=self._announce,
-            averted=averted,
+            **special,
         )
 
     # --- start ----------------------------------------------------------------------------------
@@ -180,10 +179,10 @@ class Supervisor:
         self._news = News(
             starter.failures, self._run_directory, self._loop, tell=self._on_news, notice=self._edges.notice
         )
-        status = Status(starter.status, self._console, self._job)
+        self._progress = Status(starter.status, self._console, self._job)
 
         def read() -> None:
-            if not status.read():
+            if not self._progress.read():
                 self._loop.forget(starter.status)
 
         self._loop.watch(starter.status, read)
@@ -196,10 +195,11 @@ class Supervisor:
         self._closing.append(keeper.close)
 
     def _start_rank(self, starter: Starter, number: int) -> None:
-        rank = self._follow(number, starter.start(number, self._guard.ends()))
-        self._guard.started(number, rank.process)
+        process = starter.start(number, self._guard.ends())
+        self._follow(number, process)
+        self._guard.started(number, process)
 
-    def _follow(self, number: int, process: subprocess.Popen[bytes]) -> Rank:
+    def _follow(self, number: int, process: _tree.Process) -> Rank:
         """A rank runs: read what it prints, and notice its end."""
         streams = Streams(
             number,
