@@ -125,7 +125,7 @@ def test_a_life_on_two_hosts(on_hosts: OnHosts) -> None:
     assert "[1] warning" in ended.err
     assert "worker 1 (rank 1) has failed: ValueError, exit code 1; 2 workers go on" in ended.err
     assert "worker 2 (rank 1) has failed: SIGKILL (killed from outside), exit code 137" in ended.err
-    assert "has failed: its host near is lost: its remote shell has ended with exit code 137" in ended.err
+    assert "host near is lost with workers 3, 4: its remote shell has ended with exit code 137" in ended.err
     assert not on_hosts.bench.marked(str(on_hosts.bench.folder))
 
 
@@ -189,6 +189,84 @@ def test_what_cannot_work_is_said_at_once(on_hosts: OnHosts) -> None:
         assert text in ended.err
     ended = on_hosts.bench.run("--network", "lo", str(on_hosts.bench.script("")))
     assert "--network is about other hosts, and this job has none" in ended.err
+
+
+GUARDED = """
+from hora.core.elastic import control
+from hora.core.settings import load
+from hora.guard.call import Call
+from hora.guard.reporter import Reporter
+
+settings = load()
+link, host = control(settings), os.environ.get("TEST_HOST", "localhost")
+
+def oversleep():
+    time.sleep(60)
+
+prepared = False
+while True:
+    member = link.join(settings, prepared=prepared, commits=0, repeats=0)
+    prepared = True
+    if member is None:
+        continue
+    place, mine = member.place, member.settings
+    reporter = Reporter(mine.guard_fd, mine.guard_board, rank=place.rank, size=place.size)
+    os.close(mine.guard_board)
+    reporter.running()
+    link.tell("running", number=member.number)
+    call = lambda: Call({"collective": "allreduce"}, "allreduce", "job.py:1", None, ())
+    one = reporter.enter("one", call, set_id=0, members=range(place.size))  # cleared when both are there
+    if member.number:
+        link.finish()
+        break
+    if host == "near":
+        oversleep()
+    two = reporter.enter("two", call, set_id=0, members=range(place.size), check=False)
+    reporter.wait_begins(two)
+    assert link.reset_due(20) is not None
+    reporter.close()
+"""
+
+
+@pytest.mark.parametrize("hosts", ["localhost:1 near:1", "near:1 localhost:1"])
+def test_the_guard_names_a_late_rank_on_another_host(on_hosts: OnHosts, hosts: str) -> None:
+    """Its checks, its board and its stacks come over; then the rank is killed and replaced."""
+    bench = on_hosts.bench
+    (bench.folder / "hosts").write_text(hosts.replace(" ", "\n"))
+    path = bench.script("", "job.py")
+    path.write_text(path.read_text() + GUARDED)
+    flags = ("--min-workers", "2", "--max-workers", "2", "--stall-after", "0.5", "--stall-abort", "2")
+    ended = bench.run(*on_hosts.options, *flags, *SHELL, str(path))
+    assert ended.code == 0, ended.err
+    lines = (bench.run_dir / "verdicts.jsonl").read_text().splitlines()
+    verdict = json.loads(lines[0])
+    assert (verdict["kind"], verdict["hosts"]) == ("late-rank", ["near"])
+    line = path.read_text().splitlines().index("    time.sleep(60)") + 1
+    assert verdict["where"].endswith(f"job.py:{line}")
+    assert "oversleep" in verdict["text"]
+    waited = re.search(r"waiting for (\d+) s", verdict["text"])
+    assert waited is not None
+    assert int(waited[1]) <= 3
+    assert len(on_hosts.worlds()) == 2
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_the_launcher_is_stopped_or_killed(on_hosts: OnHosts, how: signal.Signals) -> None:
+    bench = on_hosts.bench
+    (bench.folder / "hosts").write_text("localhost:1\nnear:1\n")
+    path = bench.script("", "job.py")
+    sleeping = "import subprocess\nsubprocess.Popen(['sleep', '60'], start_new_session=True)\n"
+    path.write_text(
+        path.read_text() + WORKER + sleeping + "train(lambda *_: (tell(f'in-{worker}'), time.sleep(60)))\n"
+    )
+    flags = ("--min-workers", "2", "--max-workers", "2")
+    process = bench.start(*on_hosts.options, *flags, *SHELL, str(path))
+    bench.wait_for(lambda: (bench.folder / "in-0").exists() and (bench.folder / "in-1").exists(), 20)
+    assert len(bench.marked(str(bench.folder))) >= 6
+    process.send_signal(how)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == (130 if how == signal.SIGINT else -9), err
+    bench.wait_for(lambda: not bench.marked(str(bench.folder)))
 
 
 # --- an agent alone -------------------------------------------------------------------------------
@@ -342,6 +420,7 @@ def test_a_cut_network(tmp_path: Path) -> None:
     assert not found.wrong, found.output
     assert found.next_step < 1.5 + 3
     assert found.ended < 1.5
-    assert "is lost: nothing was heard from it for 1.5 s; 1 worker goes on from commit" in found.output
+    told = f"host {found.worlds[0]['hosts'][1]} is lost with worker 1: nothing was heard from it for 1.5 s"
+    assert f"{told}; 1 worker goes on from commit" in found.output
     assert "is there again" in found.output
     assert socket.gethostname() not in found.worlds[0]["hosts"]

@@ -124,6 +124,8 @@ class Agents:
     def _on_gone(self, host: AwayHost, why: str, surely: float) -> None:
         was_ready = host.began
         del self._hosts[host.name]
+        if was_ready:
+            self.problems[host.name] = why  # whoever hears of it says so
         self._fail(host.name, why)
         if was_ready:
             self._gone(host, why, surely)

@@ -215,7 +215,7 @@ class ElasticSupervisor(CrewSupervisor):
         place = f" (rank {world.members.index(worker)})" if world is not None and inside else ""
         how = _report.how(outcome) if outcome.failed else "it left the others with exit code 0"
         echo = outcome.echo and world is not None and world.broken is not None
-        if not echo:
+        if not echo and not worker.lost:
             self._story.deaths.append(f"worker {worker.number}{place} has failed: {how}")
         given_up = None if echo or not self._counts(worker, outcome) else self._limits.failed(outcome)
         if given_up is not None:
@@ -235,13 +235,20 @@ class ElasticSupervisor(CrewSupervisor):
 
     def _counts(self, worker: Worker, outcome: Outcome) -> bool:
         """Whether it is a failure of its own: of the workers that are lost with their host, one counts."""
-        if outcome.lost is None or worker.away is None:
+        if worker.away is None or not worker.lost:
             self._hosts.failed(worker.host)
             return True
         counted, worker.away.counted = worker.away.counted, True
         return not counted
 
     def _on_host_gone(self, host: AwayHost, why: str, surely: float) -> None:
+        numbers = [worker.number for worker in self._living if worker.away is host]
+        with_whom = (
+            f" with {plural(len(numbers), 'worker')} {', '.join(map(str, numbers))}" if numbers else ""
+        )
+        self._story.deaths.append(f"host {host.name} is lost{with_whom}: {why}")
+        if not numbers:
+            self._story.tell_deaths()
         world = self._world
         if world is not None and all(worker.ended or worker.away is host for worker in world.members):
             # Nobody is left to say that this world is over; where it is out of reach it may go on until then.

@@ -65,6 +65,11 @@ class Worker:
     dismissed: bool = False
     ended: bool = False
 
+    @property
+    def lost(self) -> bool:
+        """Whether its host is lost."""
+        return self.away is not None and not self.away.ready
+
     def answer(self, record: Mapping[str, Any], descriptors: Mapping[str, int] | None = None) -> None:
         """Tell a worker that is ready what to do."""
         self.ready = False
