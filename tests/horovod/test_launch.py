@@ -101,8 +101,8 @@ print("done", hvd.rank())
         (["-np", "2"], "nothing to run"),
         (["-np", "2", "no-such-program"], "no program 'no-such-program'"),
         (["sh", "x"], "number of workers is missing"),
-        (["-np", "2", "-H", "far:2", "sh", "x"], "this host only"),
-        (["-np", "3", "-H", "localhost:2", "sh", "x"], "do not fit in 2 slots"),
+        (["-np", "2", "-H", "far:x", "sh", "x"], "-H far:x: 'far:x' is not of the form host:slots"),
+        (["-np", "3", "-H", "localhost:2", "sh", "x"], "do not fit in the 2 slots"),
         (["-np", "2", "--host-discovery-script", "x", "sh", "x"], "which is to name the hosts"),
     ],
 )

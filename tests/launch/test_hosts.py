@@ -26,7 +26,7 @@ from _two_hosts import NoNamespacesError, two_hosts
 from hora.core.version import VERSION
 from hora.launch import _agent_start, _network
 from hora.launch._channel import HEAD, MARK
-from hora.launch._elastic_workers import Worker, places_of
+from hora.launch._elastic_workers import places_of
 from hora.launch._network import Address, choose
 from host_cut import cut_once
 
@@ -269,6 +269,82 @@ def test_the_launcher_is_stopped_or_killed(on_hosts: OnHosts, how: signal.Signal
     bench.wait_for(lambda: not bench.marked(str(bench.folder)))
 
 
+# --- a fixed number of workers --------------------------------------------------------------------
+
+FIXED = """
+host = os.environ.get("TEST_HOST", "localhost")
+names = [*("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "HOST_INDEX", "HOST_COUNT")]
+place = [os.environ["HORA_" + name] for name in names]
+theirs = [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
+assert theirs == place[:4], (theirs, place)
+assert ("HORA_STORE_FD" in os.environ) == (rank == 0)
+print("at", host, *place, os.environ["HORA_STORE"].rpartition(":")[0], os.environ["MASTER_ADDR"], flush=True)
+"""
+
+
+@pytest.mark.parametrize("first", ["localhost:1,near:2", "near:2,localhost:1,far:7"])
+def test_a_fixed_number_of_workers_on_several_hosts(bench: Bench, first: str) -> None:
+    """Rank 2 of the second host fails in the first case; nobody does in the second."""
+    bench.environ["TEST_MARK"] = str(bench.folder)
+    wanted = ("-n", "4") if "far" in first else ()
+    path = bench.script(FIXED)
+    if "far" not in first:
+        tail = "if rank == 2:\n    raise ValueError('bad sample')\ntime.sleep(20)\n"
+        path.write_text(path.read_text() + tail)
+    ended = bench.run("--hosts", first, *wanted, *SHELL, str(path))
+    if "far" in first:
+        assert ended.code == 0, ended.err
+        assert sorted(ended.out.splitlines()) == [
+            "[0] at near 0 4 0 2 0 3 tcp://127.0.0.1 127.0.0.1",
+            "[1] at near 1 4 1 2 0 3 tcp://127.0.0.1 127.0.0.1",
+            "[2] at localhost 2 4 0 1 1 3 tcp://127.0.0.1 127.0.0.1",
+            "[3] at far 3 4 0 1 2 3 tcp://127.0.0.1 127.0.0.1",
+        ]
+    else:
+        assert ended.code == 1
+        assert "rank 2 of 3 failed on near: ValueError, exit code 1" in ended.err
+        assert "ValueError: bad sample" in ended.err
+        assert "rank 0: stopped by hora" in ended.err
+        assert ended.seconds < 15
+    assert not bench.marked(str(bench.folder))
+
+
+LOSES_ITS_HOST = """
+if os.environ["HORA_ATTEMPT"] == "1":
+    if rank == 1:
+        os.kill(os.getppid(), signal.SIGKILL)  # the agent
+    time.sleep(20)
+"""
+
+
+def test_a_lost_host_fails_a_job_that_is_not_elastic_and_restarts_start_it_again(bench: Bench) -> None:
+    bench.environ["TEST_MARK"] = str(bench.folder)
+    path = bench.script("")
+    path.write_text(path.read_text() + LOSES_ITS_HOST)
+    ended = bench.run("--hosts", "localhost:1,near:1", "--restarts", "1", *SHELL, str(path))
+    assert ended.code == 0, ended.err
+    lost = "rank 1 of 2 failed on near: its host near is lost: its remote shell has ended with exit code 137"
+    assert lost in ended.err
+    assert not bench.marked(str(bench.folder))
+
+
+def test_hosts_that_cannot_be_used_are_said_before_anything_runs(bench: Bench) -> None:
+    path = str(bench.script(""))
+    for options, text in (
+        (
+            ("--hosts", "localhost:1,near:1", "--remote-shell", "false {host}"),
+            "The host near cannot be used: its",
+        ),
+        (("--hosts", "near:x"), "'near:x' is not of the form host:slots"),
+        (("--hosts", "near:2", "-n", "3"), "-n 3 workers do not fit in the 2 slots"),
+        (("--hosts", "near:2", "--min-workers", "1"), "Write --hosts-from PROGRAM"),
+    ):
+        ended = bench.run(*options, path)
+        assert ended.code == 2
+        assert text in ended.err
+        assert not bench.run_dir.exists()
+
+
 # --- an agent alone -------------------------------------------------------------------------------
 
 
@@ -296,7 +372,14 @@ class Agent:
 
     def begin(self, **details: Any) -> None:
         told = {"version": VERSION, "directory": str(self.folder), "module": False, "target": "job.py"}
-        told |= {"arguments": [], "env": {}, "run": str(self.folder / "run"), "attempt": 1, "slots": 1}
+        told |= {
+            "arguments": [],
+            "env": {},
+            "run": str(self.folder / "run"),
+            "attempt": 1,
+            "slots": 1,
+            "elastic": True,
+        }
         self.send("begin", **told | {"mark": "mark-of-a-test", "silence": 1.0} | details)
 
     def hear(self, kind: str) -> dict[str, Any]:
@@ -382,9 +465,8 @@ def test_what_an_agent_refuses(bench: Bench) -> None:
 
 
 def test_places() -> None:
-    workers = [Worker(number=n, process=None, host=host) for n, host in enumerate("abacb")]  # type: ignore[arg-type]
     names = ("rank", "size", "local_rank", "local_size", "host_index", "host_count")
-    assert [tuple(place[name] for name in names) for place in places_of(workers)] == [
+    assert [tuple(place[name] for name in names) for place in places_of("abacb")] == [
         (0, 5, 0, 2, 0, 3),
         (1, 5, 0, 2, 1, 3),
         (2, 5, 1, 2, 0, 3),

@@ -11,7 +11,7 @@ from hora.core.errors import LaunchError
 if TYPE_CHECKING:
     from hora.launch.job import Elastic
 
-__all__ = ["hosts_variables", "how_many"]
+__all__ = ["hosts_of", "hosts_variables", "how_many"]
 
 
 def how_many(arguments: argparse.Namespace, given: str | None) -> tuple[int, Elastic | None]:
@@ -65,6 +65,45 @@ def how_many(arguments: argparse.Namespace, given: str | None) -> tuple[int, Ela
     )
 
 
+def hosts_of(text: str, given: str | None, *, flag: str = "--hosts") -> list[tuple[str, int]]:
+    """How many workers each host has.
+
+    Args:
+        text: ``name:slots,name:slots``; without slots a host has one.
+        given: the number of workers that the user asks for; None: as many as there are slots.
+        flag: what gave the text.
+
+    Raises:
+        LaunchError: a text of another form, or fewer slots than workers.
+    """
+    import socket
+
+    from hora.launch.job import HERE
+
+    found: dict[str, int] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, slots = part.partition(":")
+        if not name or (slots and not slots.isdecimal()):
+            raise LaunchError(
+                f"{flag} {text}: {part!r} is not of the form host:slots.", fix=f"Write {flag} a:2,b:2."
+            )
+        name = HERE if name in (HERE, "127.0.0.1", socket.gethostname()) else name
+        found[name] = found.get(name, 0) + int(slots or 1)
+    total = sum(found.values())
+    wanted = total if given is None else workers(given)
+    if not 1 <= wanted <= total:
+        raise LaunchError(
+            f"-n {wanted} workers do not fit in the {total} slots of {flag} {text}.",
+            fix=f"Write -n {total}, or leave -n out.",
+        )
+    spread: list[tuple[str, int]] = []
+    for name, most in found.items():
+        count = min(most, wanted - sum(count for _, count in spread))
+        if count:
+            spread.append((name, count))
+    return spread
+
+
 def hosts_variables(arguments: argparse.Namespace) -> dict[str, str]:
     """The settings about other hosts that flags give.
 
@@ -75,11 +114,10 @@ def hosts_variables(arguments: argparse.Namespace) -> dict[str, str]:
     for name in ("remote_shell", "network"):
         value = getattr(arguments, name)
         if value is not None:
-            if not arguments.hosts_from:
+            if not arguments.hosts_from and not arguments.hosts:
                 flag = "--" + name.replace("_", "-")
                 raise LaunchError(
-                    f"{flag} is about other hosts, and this job has none.",
-                    fix="Write --hosts-from ./hosts.sh too.",
+                    f"{flag} is about other hosts, and this job has none.", fix="Write --hosts a:2,b:2 too."
                 )
             found[f"HORA_{name.upper()}"] = value
     return found

@@ -24,7 +24,7 @@ _ITS_OWN = "the engine chooses its own algorithm"
 _NO_TUNING = "there is nothing to tune: batches of operations grow with the load by themselves"
 _NO_LOG = "Hora logs nothing but errors and stalls"
 _NO_STAMP = "the ranks' output is shown as they write it; the run directory has the times of what happened"
-_ONE_HOST = "Hora starts workers on this host"
+_SHELL = "set HORA_REMOTE_SHELL, for example to 'ssh -p 2222 -i key {host}'"
 
 _SWITCHES = {
     "mpi": "Hora does not use MPI; the ranks talk by Gloo, or NCCL on GPUs",
@@ -55,8 +55,8 @@ _VALUES = {
     "binding_args": "use taskset for the whole job",
     "thread_affinity": "use taskset for the whole job",
     "num_nccl_streams": "NCCL runs on torch.distributed's own stream",
-    "ssh_port": _ONE_HOST,
-    "ssh_identity_file": _ONE_HOST,
+    "ssh_port": _SHELL,
+    "ssh_identity_file": _SHELL,
     "slots_per_host": "the host discovery script says how many slots a host has",
 }
 
@@ -88,8 +88,8 @@ def parser() -> argparse.ArgumentParser:
     add("-v", "--version", action="version", version=f"hora {hora.__version__}, as Horovod 0.28.1")
     add("-np", "--num-proc", dest="np", type=int, help="number of workers")
     add("-cb", "--check-build", action="store_true", help="show what this installation can do")
-    add("-H", "--hosts", help="hosts and their slots, as host:2; this host only")
-    add("-hostfile", "--hostfile", help="file with lines `host slots=2`; this host only")
+    add("-H", "--hosts", help="hosts and their slots, as localhost:2,b:2")
+    add("-hostfile", "--hostfile", help="file with lines `host slots=2`")
     add("--gloo", action="store_true", help="the default, and the only one on CPUs")
     add("--timeline-filename", metavar="FILE", help="rank 0 writes a Chrome trace of the operations")
     add("--timeline-mark-cycles", action="store_true", help="mark each release of operations in it")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import hora
-from hora.cli._elastic_flags import how_many
+from hora.cli._elastic_flags import hosts_of, how_many
 from hora.cli._horovod_flags import NO_EFFECT, VARIABLE_OF, parser
 from hora.core.errors import HoraError, LaunchError
 
@@ -43,16 +43,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     from hora.launch import Job, horovod, run_job
+    from hora.launch.job import HERE
 
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
         raise LaunchError(
             "There is nothing to run.", fix="Write for example: horovodrun -np 2 python train.py"
         )
-    slots = _slots(arguments)
-    workers, elastic = how_many(arguments, None if arguments.np is None else str(arguments.np))
-    if elastic is None and arguments.np is None and slots is not None:
-        workers = slots
+    wanted = None if arguments.np is None else str(arguments.np)
+    workers, elastic = how_many(arguments, wanted)
+    named = _hosts(arguments)
+    hosts = hosts_of(named, wanted, flag="-H") if named is not None and elastic is None else []
+    if hosts:
+        workers = sum(slots for _, slots in hosts)
     elif elastic is None and arguments.np is None:
         raise LaunchError("The number of workers is missing.", fix="Write horovodrun -np 2 ...")
     env = _variables(arguments)
@@ -69,7 +72,15 @@ def _run(arguments: argparse.Namespace) -> int:
             print(f"horovodrun: {key}={value}", file=sys.stderr)
     target, rest, title = horovod.target(command)
     result = run_job(
-        Job(target=target, arguments=rest, workers=workers, env=env, name=title, elastic=elastic)
+        Job(
+            target=target,
+            arguments=rest,
+            workers=workers,
+            env=env,
+            name=title,
+            elastic=elastic,
+            hosts=hosts if any(name != HERE for name, _ in hosts) else [],
+        )
     )
     if arguments.output_filename:
         _copy_output(result.run, arguments.output_filename, workers)
@@ -91,14 +102,12 @@ def _variables(arguments: argparse.Namespace) -> dict[str, str]:
     return found
 
 
-def _slots(arguments: argparse.Namespace) -> int | None:
-    """Slots that ``-H`` or ``--hostfile`` name on this host; other hosts are refused."""
-    from hora.launch.horovod import only_this_host
-
-    entries = []
+def _hosts(arguments: argparse.Namespace) -> str | None:
+    """The hosts that ``-H`` or ``--hostfile`` name, with their slots."""
     if arguments.hosts:
-        entries = [entry.strip() for entry in arguments.hosts.split(",") if entry.strip()]
-    elif arguments.hostfile:
+        return str(arguments.hosts)
+    entries = []
+    if arguments.hostfile:
         try:
             text = Path(arguments.hostfile).read_text(encoding="utf-8")
         except OSError as error:
@@ -111,25 +120,7 @@ def _slots(arguments: argparse.Namespace) -> int | None:
             for line in lines
             if line
         ]
-    if not entries:
-        return None
-    if not only_this_host(",".join(entries)):
-        raise LaunchError(
-            f"{', '.join(entries)}: Hora starts workers on this host only, for now.",
-            fix="Write -H localhost:N, or start one rank per host with Slurm or MPI.",
-        )
-    try:
-        slots = sum(int(entry.partition(":")[2] or 1) for entry in entries)
-    except ValueError:
-        raise LaunchError(
-            f"{', '.join(entries)}: the number of slots is no number.", fix="Write -H localhost:2."
-        ) from None
-    if arguments.np is not None and arguments.np > slots:
-        raise LaunchError(
-            f"-np {arguments.np} workers do not fit in {slots} slots.",
-            fix=f"Write -H localhost:{arguments.np}.",
-        )
-    return slots
+    return ",".join(entries) or None
 
 
 def _copy_output(run: Any, folder: Path, workers: int) -> None:

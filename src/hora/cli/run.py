@@ -21,7 +21,7 @@ from hora.cli._command import (
     seconds,
     target_of,
 )
-from hora.cli._elastic_flags import hosts_variables, how_many
+from hora.cli._elastic_flags import hosts_of, hosts_variables, how_many
 from hora.core.errors import HoraError, LaunchError
 
 if TYPE_CHECKING:
@@ -47,6 +47,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="run a Horovod script unchanged: `import horovod.torch` gives Hora",
     )
     parser.add_argument("--run-dir", metavar="D", help="run directory to make; default: runs/NAME-DATE-TIME")
+    parser.add_argument(
+        "--hosts",
+        metavar="H:N,...",
+        help="how many workers each host has, as localhost:2,b:2; others are started through ssh",
+    )
+    parser.add_argument(
+        "--remote-shell",
+        metavar="CMD",
+        help="how to start something on another host, {host}; default: HORA_REMOTE_SHELL, else ssh",
+    )
+    parser.add_argument(
+        "--network",
+        metavar="NET",
+        help="what workers on several hosts talk over, as 10.0.0.0/24 or eth0; default: HORA_NETWORK, else "
+        "the first network that they share",
+    )
     add_survival(parser)
     parser.add_argument("--name", help="name of the run; default: the name of the script")
     parser.add_argument(
@@ -86,17 +102,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--hosts-from",
         metavar="PROGRAM",
         help="asked each second for lines HOST:SLOTS, which say how many workers each host has",
-    )
-    elastic.add_argument(
-        "--remote-shell",
-        metavar="CMD",
-        help="how to start something on another host, {host}; default: HORA_REMOTE_SHELL, else ssh",
-    )
-    elastic.add_argument(
-        "--network",
-        metavar="NET",
-        help="what workers on several hosts talk over, as 10.0.0.0/24 or eth0; default: HORA_NETWORK, else "
-        "the first network that they share",
     )
     elastic.add_argument(
         "--elastic-timeout", metavar="S", help="wait so long for --min-workers workers; default: 600"
@@ -139,12 +144,19 @@ def _run(arguments: argparse.Namespace) -> int:
         env |= horovod.environment({**os.environ, **env})
         if not arguments.module and not name.endswith(".py") and not Path(name).exists():
             target, rest, title = horovod.target(command)
+    spread = hosts_of(arguments.hosts, arguments.workers) if arguments.hosts else []
     count, elastic = how_many(arguments, arguments.workers)
+    if spread and elastic is not None:
+        raise LaunchError(
+            "--hosts fixes how many workers each host has, and this job is elastic.",
+            fix="Write --hosts-from PROGRAM, which prints a line HOST:SLOTS for each host.",
+        )
     job = Job(
         target=target,
         arguments=rest,
-        workers=count,
+        workers=sum(slots for _, slots in spread) or count,
         elastic=elastic,
+        hosts=spread,
         env=env,
         run_dir=_run_dir_setting() if arguments.run_dir is None else path(arguments.run_dir),
         prefix=arguments.output_rank_prefix,

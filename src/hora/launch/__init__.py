@@ -1,4 +1,4 @@
-"""Start N workers on this host and bring back the truth about how they ended.
+"""Start N workers on one host or several, and bring back the truth about how they ended.
 
 :func:`run` calls a function on all ranks and returns their results; :func:`run_job` runs a script or a
 module, as ``hora run`` does.

@@ -21,13 +21,14 @@ from hora.core.errors import HoraError, LaunchError
 from hora.core.rundir import RunDirectory, disk_errors
 from hora.core.version import VERSION
 from hora.launch import _network, _reaper, _tree
-from hora.launch._agent_workers import AgentWorker, World
+from hora.launch._agent_workers import AgentWorker, World, fixed, free
 from hora.launch._channel import MARK, Channel
 from hora.launch._elastic_workers import ElasticStarter
 from hora.launch._keeper import Keeper
 from hora.launch._loop import Loop
 from hora.launch._news import News
 from hora.launch._stacks import Stacks
+from hora.launch._start import RankStarter, free_port
 from hora.launch.job import Elastic, Job, ModuleTarget, ScriptTarget, check
 
 __all__ = ["Agent", "main"]
@@ -59,7 +60,7 @@ class Agent:
         )
         self._workers: dict[int, AgentWorker] = {}
         self._world: World | None = None
-        self._starter: ElasticStarter | None = None
+        self._starter: ElasticStarter | RankStarter | None = None
         self._keeper: Keeper | None = None
         self._listening: socket.socket | None = None
         self._address = ""
@@ -76,7 +77,9 @@ class Agent:
     def run(self) -> None:
         """Say who we are, and do what is said."""
         addresses = [list(address) for address in _network.addresses()]
-        self._channel.send("hello", version=VERSION, addresses=addresses, time=time.time())
+        self._channel.send(
+            "hello", version=VERSION, addresses=addresses, time=time.time(), spare_port=free_port()
+        )
         try:
             while not self._ended:
                 self._loop.turn()
@@ -123,7 +126,7 @@ class Agent:
         elif kind == "listen":
             self._listen(record["address"])
         elif kind == "start":
-            self._start(record["worker"])
+            self._start(record)
         elif kind == "end":
             self._ended = True
         elif worker is None or worker.ended:
@@ -133,7 +136,7 @@ class Agent:
         elif kind == "kill":
             _tree.kill_group(worker.process)
         elif kind == "control":
-            worker.link.send(record["record"])
+            worker.tell(record["record"])
         elif kind == "join":
             self._join(worker, record)
         elif kind == "guard":
@@ -168,7 +171,7 @@ class Agent:
                 arguments=record["arguments"],
                 workers=record["slots"],
                 env=record["env"],
-                elastic=Elastic(),
+                elastic=Elastic() if record["elastic"] else None,
             )
             check(job)
             run = RunDirectory(Path(record["run"]), attempt=record["attempt"])
@@ -178,7 +181,8 @@ class Agent:
         except HoraError as error:
             self._channel.send("refused", what=error.what, fix=error.fix)
             return
-        self._starter = starter = ElasticStarter(job, run, self._mark)
+        starts: type[ElasticStarter | RankStarter] = ElasticStarter if record["elastic"] else RankStarter
+        self._starter = starter = starts(job, run, self._mark)
         self._news = News(
             starter.failures,
             run,
@@ -189,12 +193,22 @@ class Agent:
         self._loop.watch(starter.status, self._on_status)
         self._channel.send("begun")
 
-    def _start(self, number: int) -> None:
-        assert self._starter is not None
+    def _start(self, record: Mapping[str, Any]) -> None:
+        number, starter = record["worker"], self._starter
+        shared = (self._loop, self._channel, self._stacks)
         try:
-            worker = AgentWorker(
-                number, self._starter, self._loop, self._channel, self._stacks, fresh=self._show_board
-            )
+            if isinstance(starter, RankStarter):
+                world = self._enter(0, record["size"], guarded=record["guard"])
+                starter.variables[number] = record["variables"]
+                if record["serves"] and self._listening is not None:
+                    starter.serve(self._listening)
+                    self._listening = None
+                begun = fixed(starter, number, world)
+                worker = AgentWorker(number, begun, *shared, fresh=self._show_board)
+                worker.take_part(world, record["rank"])
+            else:
+                assert starter is not None
+                worker = AgentWorker(number, free(starter, number), *shared, fresh=self._show_board)
         except OSError as error:
             self._channel.send("failed", worker=number, why=str(error.strerror or error))
             return
@@ -236,18 +250,21 @@ class Agent:
         self._channel.send("port", address=address, port=self._listening.getsockname()[1])
 
     def _join(self, worker: AgentWorker, record: Mapping[str, Any]) -> None:
-        number, size = record["world"], record["size"]
-        if self._world is None or self._world.number != number:
-            if self._world is not None:
-                self._world.close()
-            self._world = World(number, size, guarded=record["guard"])
-            self._look.at = time.monotonic() + LOOK if record["guard"] else None
+        world = self._enter(record["world"], record["size"], guarded=record["guard"])
         store = None
         if record["serves"] and self._listening is not None:
             store = self._listening
-        worker.join(self._world, record["rank"], record["record"], store)
+        worker.join(world, record["rank"], record["record"], store)
         if store is not None:
             self._listen(self._address)
+
+    def _enter(self, number: int, size: int, *, guarded: bool) -> World:
+        if self._world is None or self._world.number != number:
+            if self._world is not None:
+                self._world.close()
+            self._world = World(number, size, guarded=guarded)
+            self._look.at = time.monotonic() + LOOK if guarded else None
+        return self._world
 
     def _on_look(self) -> None:
         for worker in self._workers.values():

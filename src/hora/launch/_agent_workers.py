@@ -5,20 +5,23 @@ from __future__ import annotations
 import functools
 import os
 import socket
+import subprocess
 import zlib
-from collections.abc import Callable, Mapping
-from typing import IO, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any, NamedTuple
 
 from hora.guard.board import Board
 from hora.launch import _tree
 from hora.launch._channel import Channel
 from hora.launch._children import stopped
 from hora.launch._elastic_workers import ElasticStarter
+from hora.launch._guard import Ends
 from hora.launch._link import Link
 from hora.launch._loop import Loop
 from hora.launch._stacks import Stacks
+from hora.launch._start import Starter
 
-__all__ = ["AgentWorker", "World"]
+__all__ = ["AgentWorker", "Begun", "World", "fixed", "free"]
 
 CHUNK = 1 << 16
 
@@ -57,29 +60,72 @@ class World:
             os.close(self.fd)
 
 
+class Begun(NamedTuple):
+    """A process that was started.
+
+    Attributes:
+        process: it.
+        control: to its half of :mod:`hora.core.elastic`; None: it belongs to no elastic job.
+        guard: to its half of the guard; None: it gets that with each world, or there is none.
+        reader: of the pipe on which it writes its stack.
+        writer: the number of that pipe's other end in the process.
+    """
+
+    process: subprocess.Popen[bytes]
+    control: socket.socket | None
+    guard: socket.socket | None
+    reader: int
+    writer: int
+
+
+def free(starter: ElasticStarter, number: int) -> Begun:
+    """Start a worker whose place in the world is told later."""
+    process, control, (reader, writer) = starter.begin(number)
+    return Begun(process, control, None, reader, writer)
+
+
+def fixed(starter: Starter, number: int, world: World) -> Begun:
+    """Start a worker whose place is in its environment."""
+    ours, theirs = socket.socketpair()
+    reader, writer = os.pipe()
+    inherited = [writer]
+    environment = {}
+    if world.board is not None:
+        inherited += [theirs.fileno(), world.fd]
+        environment = {"HORA_GUARD_FD": str(theirs.fileno()), "HORA_GUARD_BOARD": str(world.fd)}
+    try:
+        process = starter.start(number, Ends(environment=environment, inherited=inherited, stack=writer))
+    except BaseException:
+        ours.close()
+        os.close(reader)
+        raise
+    finally:
+        theirs.close()
+        os.close(writer)
+    if world.board is None:
+        ours.close()
+    return Begun(process, None, None if world.board is None else ours, reader, writer)
+
+
 class AgentWorker:
     """One process.
 
     Args:
         number: the worker's, which lasts.
-        starter: starts it.
+        begun: it.
         fresh: called before a record of the guard's goes out: the board is to be as new as it is.
 
     Attributes:
         process: it.
-        link: to its half of :mod:`hora.core.elastic`.
         world: the one that it is in, or was in last.
         rank: in that.
         ended: whether it has ended.
-
-    Raises:
-        OSError: it cannot be started.
     """
 
     def __init__(
         self,
         number: int,
-        starter: ElasticStarter,
+        begun: Begun,
         loop: Loop,
         channel: Channel,
         stacks: Stacks,
@@ -92,19 +138,33 @@ class AgentWorker:
         self.ended = False
         self._loop, self._channel, self._stacks, self._fresh = loop, channel, stacks, fresh
         self._guard: tuple[int, Link] | None = None
-        self.process, ours, (reader, writer) = starter.begin(number)
-        stacks.add(number, self.process, reader, writer=writer)
-        self.link = Link(
-            ours,
-            loop,
-            receive=lambda record: channel.send("control", worker=number, record=dict(record)),
-            complain=self._complain,
-            closed=lambda: None,
-        )
+        self.process = begun.process
+        self._begun = begun
+        stacks.add(number, self.process, begun.reader, writer=begun.writer)
+        self._link: Link | None = None
+        if begun.control is not None:
+            self._link = Link(
+                begun.control,
+                loop,
+                receive=lambda record: channel.send("control", worker=number, record=dict(record)),
+                complain=self._complain,
+                closed=lambda: None,
+            )
         both = enumerate((self.process.stdout, self.process.stderr))
         self._pipes: dict[int, IO[bytes]] = {which: pipe for which, pipe in both if pipe is not None}
         self._watched: set[int] = set()
         self.go_on()
+
+    def take_part(self, world: World, rank: int) -> None:
+        """It belongs to the job's only world, as its environment tells it."""
+        self.world, self.rank = world, rank
+        if self._begun.guard is not None:
+            self._guard = (world.number, self._guard_link(self._begun.guard, world.number))
+
+    def tell(self, record: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """Something about the worlds."""
+        if self._link is not None:
+            self._link.send(record, descriptors)
 
     def join(self, world: World, rank: int, record: Mapping[str, Any], store: socket.socket | None) -> None:
         """It belongs to a world now: tell it, with what is its own there."""
@@ -118,7 +178,7 @@ class AgentWorker:
             opens = {"guard_fd": theirs.fileno(), "guard_board": world.fd}
         if store is not None:
             opens["store_fd"] = store.fileno()
-        self.link.send({**record, "opens": list(opens)}, list(opens.values()))
+        self.tell({**record, "opens": list(opens)}, list(opens.values()))
         if theirs is not None:
             theirs.close()
 
@@ -156,8 +216,9 @@ class AgentWorker:
                     break
         for which in list(self._pipes):
             self._close(which)
-        self.link.drain()
-        self.link.close()
+        if self._link is not None:
+            self._link.drain()
+            self._link.close()
         if self._guard is not None:
             self._guard[1].drain()
         self._fresh(self)

@@ -9,6 +9,7 @@ from hora.core.plural import plural
 from hora.core.rundir import RunDirectory
 from hora.launch._elastic import ElasticSupervisor
 from hora.launch._ended import Ended
+from hora.launch._spread import SpreadSupervisor
 from hora.launch.job import Job
 from hora.launch.supervisor import Supervisor
 
@@ -58,7 +59,9 @@ class Attempts:
     def start(self, *, announce: bool) -> Ended:
         """Start all ranks, and wait for their end."""
         began = time.time()
-        kind = Supervisor if self._job.elastic is None else ElasticSupervisor
+        kind: type[Supervisor] = SpreadSupervisor if self._job.hosts else Supervisor
+        if self._job.elastic is not None:
+            kind = ElasticSupervisor
         ended = kind(self._job, self.run, announce=announce, began=self._began).run()
         self.done.append(
             Attempt(

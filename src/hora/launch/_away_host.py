@@ -76,6 +76,7 @@ class AwayHost:
         began: whether they could.
         address: at which other hosts reach it.
         peer: the same of this host.
+        spare_port: one that was free there when it began.
         port: of the socket on which a store can listen there; None: not known yet.
         counted: whether the loss of this host has been counted.
     """
@@ -100,6 +101,7 @@ class AwayHost:
         self.address: Address | None = None
         self.peer: Address | None = None
         self.port: int | None = None
+        self.spare_port = 0
         self.counted = False
         self._job, self._run, self._slots = job, run, slots
         self._mark = f"{job_id}.{number}"
@@ -138,12 +140,20 @@ class AwayHost:
 
     # --- what the supervisor does -------------------------------------------------------------------
 
-    def start(self, number: int, take: Callable[[Mapping[str, Any]], None]) -> tuple[AwayProcess, AwayLink]:
-        """Start a worker; ``take`` gets what it says about the worlds."""
+    def start(
+        self, number: int, take: Callable[[Mapping[str, Any]], None], **fixed: Any
+    ) -> tuple[AwayProcess, AwayLink]:
+        """Start a worker.
+
+        Args:
+            number: the worker's.
+            take: gets what it says about the worlds.
+            fixed: of a job that is not elastic: its place, see :meth:`AgentWorker.fixed`.
+        """
         process = AwayProcess(number, self.name, self._channel.send)
         link = AwayLink("control", self._channel.send, receive=take, worker=number)
         self._workers[number] = process, link
-        self._channel.send("start", worker=number)
+        self._channel.send("start", worker=number, **fixed)
         return process, link
 
     def take_port(self) -> int:
@@ -276,6 +286,7 @@ class AwayHost:
             self._channel.send("beat", number=record["number"])
         elif kind == "hello":
             self._shift = time.time() - record["time"]
+            self.spare_port = int(record["spare_port"])
             self._meet([Address(*each) for each in record["addresses"]])
         elif kind == "begun":
             self.ready = self.began = True

@@ -51,6 +51,7 @@ def begin(job: Job, run: RunDirectory, *, mark: str, slots: int, silence: float)
         "attempt": run.attempt,
         "mark": mark,
         "slots": slots,
+        "elastic": job.elastic is not None,
         "silence": silence,
     }
 

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hora.core import settings
 from hora.core.rundir import RunDirectory
 from hora.launch._agents import Agents
-from hora.launch._away import AwayProcess
 from hora.launch._away_host import AwayHost
+from hora.launch._ears import HearingSupervisor
 from hora.launch._elastic_hosts import Hosts
 from hora.launch._elastic_story import Story
 from hora.launch._elastic_workers import ElasticStarter, Worker
 from hora.launch._link import Link
-from hora.launch._ranks import Rank
-from hora.launch.failure import Outcome
 from hora.launch.job import HERE, Elastic, Job, rank_environment
-from hora.launch.supervisor import Supervisor
 
 __all__ = ["CrewSupervisor"]
 
 
-class CrewSupervisor(Supervisor):
-    """Starts workers where there is a place, and hears them; see :class:`Supervisor`.
-
-    It is told of those on other hosts by their agents (:class:`hora.launch._away_host.Ears`).
-    """
+class CrewSupervisor(HearingSupervisor):
+    """Starts workers where there is a place; see :class:`Supervisor`."""
 
     def __init__(
         self, job: Job, run: RunDirectory, *, announce: bool = True, began: float | None = None
@@ -136,37 +130,5 @@ class CrewSupervisor(Supervisor):
         self._fill()
         self._settle()
 
-    # --- what comes from other hosts ----------------------------------------------------------------
-
-    def output(self, worker: int, which: int, data: bytes) -> None:
-        """A worker has printed."""
-        self._ranks[worker].streams.feed(which, data)
-
-    def status(self, data: bytes) -> None:
-        """Progress, as rank 0 tells it."""
-        self._progress.feed(data)
-
-    def raised(self, worker: int, record: Mapping[str, Any]) -> None:
-        """A worker has failed by an exception."""
-        self._news.hear(worker, dict(record))
-
-    def notice(self, record: Mapping[str, Any]) -> None:
-        """A worker tells what it has saved, and the like."""
-        self._edges.notice(record)
-
-    def complain(self, text: str) -> None:
-        """Something is wrong, but goes on."""
-        self._complain(text)
-
-    # --- end --------------------------------------------------------------------------------------
-
-    def _take_outcome(self, rank: Rank) -> Outcome:
-        outcome = super()._take_outcome(rank)
-        worker = self._workers[rank.number]
-        if isinstance(worker.process, AwayProcess):
-            outcome.host, outcome.lost = worker.host, worker.process.lost
-        return outcome
-
-    def _end(self) -> None:
-        self._story.tell_left(self._agents.close())
-        super()._end()
+    def _leave_hosts(self) -> Sequence[str]:
+        return self._agents.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from hora.core.errors import RunDirectoryError
 from hora.core.plural import plural
@@ -68,11 +68,6 @@ class Story:
         size = len(world.members)
         who = f"{size} {plural(size, 'worker')} go{'es' * (size == 1)} on {where}"
         self.say("; ".join([*deaths, who]))
-
-    def tell_left(self, names: Sequence[str]) -> None:
-        """Say what had to be stopped on other hosts at the end."""
-        if names:
-            self.say(f"stopped what was left behind: {', '.join(names)}")
 
     def tell_deaths(self) -> None:
         """Say who failed, where no new world tells of it."""

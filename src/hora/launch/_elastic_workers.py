@@ -132,7 +132,8 @@ class World:
     def begin(self, guard: Guard) -> None:
         """Tell the members, each with its ends of what belongs to this world."""
         size = len(self.members)
-        addresses = addresses_of(self.members)
+        places = places_of([worker.host for worker in self.members])
+        addresses = addresses_of({worker.host: worker.away for worker in self.members})
         first = self.members[0]
         address = addresses[first.host].address if addresses else HOST
         with contextlib.ExitStack() as stack:
@@ -142,13 +143,13 @@ class World:
                 port = store.getsockname()[1]
             else:
                 port = first.away.take_port()
-            for rank, (worker, place) in enumerate(zip(self.members, places_of(self.members), strict=True)):
+            for rank, (worker, place) in enumerate(zip(self.members, places, strict=True)):
                 record = {
                     "kind": "world",
                     "number": self.number,
                     "place": place,
                     "store": f"tcp://{address}:{port}",
-                    "environment": _variables(addresses[worker.host]) if len(addresses) > 1 else {},
+                    "environment": engine_variables(addresses[worker.host]) if len(addresses) > 1 else {},
                 }
                 if worker.away is None:
                     _begin_here(guard, rank, worker, record, store if rank == 0 else None)
@@ -176,39 +177,43 @@ def _begin_here(
         ends[0].close()
 
 
-def addresses_of(members: Sequence[Worker]) -> dict[str, Address]:
-    """Where each host is reached by the others; nothing where there is one host, and that this one."""
-    away = {worker.host: worker.away for worker in members if worker.away is not None}
-    found = {host: each.address for host, each in away.items() if each.address is not None}
-    peers = [each.peer for each in away.values() if each.peer is not None]
-    here = next((worker.host for worker in members if worker.away is None), None)
-    if here is not None and peers:
-        found[here] = peers[0]
+def addresses_of(hosts: Mapping[str, AwayHost | None]) -> dict[str, Address]:
+    """Where each host is reached by the others; nothing where there is one host, and that this one.
+
+    Args:
+        hosts: by their names; None: this host.
+    """
+    away = [host for host in hosts.values() if host is not None]
+    found = {host.name: host.address for host in away if host.address is not None}
+    here = [name for name, host in hosts.items() if host is None]
+    if here and found:
+        peer = next((host.peer for host in away if host.peer is not None), None)
+        found[here[0]] = peer or Address("lo", HOST, 8)
     return found
 
 
-def places_of(members: Sequence[Worker]) -> list[dict[str, int]]:
-    """The place of each in their world: the fields of :class:`hora.core.world.World`."""
-    counts = collections.Counter(worker.host for worker in members)
-    hosts = list(counts)  # in the order of their first ranks
+def places_of(hosts: Sequence[str]) -> list[dict[str, int]]:
+    """The place of each rank, by the ranks' hosts: the fields of :class:`hora.core.world.World`."""
+    counts = collections.Counter(hosts)
+    order = list(counts)  # that of their first ranks
     before: collections.Counter[str] = collections.Counter()
     places = []
-    for rank, worker in enumerate(members):
+    for rank, host in enumerate(hosts):
         places.append(
             {
                 "rank": rank,
-                "size": len(members),
-                "local_rank": before[worker.host],
-                "local_size": counts[worker.host],
-                "host_index": hosts.index(worker.host),
-                "host_count": len(hosts),
+                "size": len(hosts),
+                "local_rank": before[host],
+                "local_size": counts[host],
+                "host_index": order.index(host),
+                "host_count": len(order),
             }
         )
-        before[worker.host] += 1
+        before[host] += 1
     return places
 
 
-def _variables(address: Address) -> dict[str, str]:
+def engine_variables(address: Address) -> dict[str, str]:
     """What the engines need to use the right network."""
     return {"GLOO_SOCKET_IFNAME": address.interface, "NCCL_SOCKET_IFNAME": address.interface}
 

@@ -59,6 +59,8 @@ def how(outcome: Outcome) -> str:
 
 def death(outcome: Outcome) -> tuple[str, str]:
     """The end of a rank that left no exception: its signal or exit code, and what that means."""
+    if outcome.lost is not None:
+        return outcome.lost, ""
     if outcome.code >= 0:
         return f"exit code {outcome.exit_code}", ""
     number = -outcome.code

@@ -66,6 +66,11 @@ class Signals:
         caught, self._caught = self._caught, []
         return caught
 
+    @property
+    def pending(self) -> bool:
+        """Whether some have come that were not taken."""
+        return bool(self._caught)
+
     def clear(self) -> None:
         """Make ``wakeup`` unreadable again."""
         try:

@@ -12,7 +12,7 @@ from hora.launch import _worker, horovod
 from hora.launch._guard import Ends
 from hora.launch.job import HOST, FunctionTarget, Job, ModuleTarget, rank_environment
 
-__all__ = ["Starter", "allow_descriptors"]
+__all__ = ["RankStarter", "Starter", "allow_descriptors", "free_port"]
 
 PIPE_BYTES = 1 << 18
 """Wanted capacity of an output pipe: fewer switches between rank and launcher than with Linux's 64 KiB."""
@@ -22,6 +22,9 @@ F_SETPIPE_SZ = 1031
 
 DESCRIPTORS_PER_RANK = 6
 SPARE_DESCRIPTORS = 64
+
+ENGINE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Which network the engines use, where the user has not said it."""
 
 
 class Starter:
@@ -121,7 +124,7 @@ class Starter:
             "GROUP_RANK": "0",
             "GROUP_WORLD_SIZE": "1",
             "MASTER_ADDR": HOST,
-            "MASTER_PORT": str(_free_port()),
+            "MASTER_PORT": str(free_port()),
         }
 
     def _what(self) -> list[str]:
@@ -133,9 +136,42 @@ class Starter:
         return ["script", target.path, *self._job.arguments]
 
 
-def _free_port() -> int:
-    # For scripts that use torch.distributed alone and bind MASTER_PORT in rank 0. It cannot be held for
-    # them: a bound socket would be in the way of servers that bind without SO_REUSEADDR.
+class RankStarter(Starter):
+    """Starts the ranks of this host, of a job that has several.
+
+    Attributes:
+        variables: what is set for each of them besides.
+    """
+
+    def __init__(self, job: Job, run: RunDirectory, job_id: str) -> None:
+        super().__init__(job, run, job_id)
+        self.variables: dict[int, dict[str, str]] = {}
+
+    def serve(self, store: socket.socket) -> None:
+        """Rank 0 gets this listening socket for the store."""
+        self._store.close()
+        self._store = store
+
+    def _of_rank(self, number: int) -> tuple[list[int], dict[str, str]]:
+        descriptors, environment = super()._of_rank(number)
+        chosen = {
+            name: value
+            for name, value in self.variables[number].items()
+            if not (name in ENGINE_VARIABLES and name in self._environment)  # the user's own stay
+        }
+        environment |= chosen
+        if self._environment.get("HORA_HOROVOD") == "1":
+            names = {"LOCAL_RANK": "LOCAL_RANK", "LOCAL_SIZE": "LOCAL_SIZE"}
+            names |= {"CROSS_RANK": "HOST_INDEX", "CROSS_SIZE": "HOST_COUNT", "SIZE": "SIZE"}
+            environment |= {f"HOROVOD_{one}": chosen[f"HORA_{other}"] for one, other in names.items()}
+        return descriptors, environment
+
+
+def free_port() -> int:
+    """A port that is free now, for scripts that use torch.distributed alone and bind MASTER_PORT in rank 0.
+
+    It cannot be held for them: a bound socket would be in the way of servers that bind without SO_REUSEADDR.
+    """
     with socket.create_server((HOST, 0)) as probe:
         port: int = probe.getsockname()[1]
         return port

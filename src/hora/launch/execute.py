@@ -135,6 +135,7 @@ def _about(job: Job) -> dict[str, object]:
         "hora": hora.__version__,
         "timeout": job.timeout,
         "restarts": job.restarts,
+        **({"hosts": dict(job.hosts)} if job.hosts else {}),
     }
 
 

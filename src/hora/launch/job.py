@@ -121,7 +121,7 @@ class Job:
     Attributes:
         target: what every rank runs.
         arguments: its ``sys.argv[1:]``.
-        workers: number of ranks, all on this host.
+        workers: number of ranks.
         env: variables added to the ranks' environment.
         run_dir: run directory to make; None: ``runs/<name>-<date>-<time>``.
         prefix: put ``[rank] `` in front of each line on the console (never in the logs).
@@ -130,6 +130,8 @@ class Job:
         timeout: seconds after which the job is stopped and counts as failed (exit code 124); None: never.
         restarts: how often all ranks are started again after a failure.
         elastic: how the number of workers may change; None: when one fails, the job has failed.
+        hosts: names of hosts, and how many of the workers each has, in the order of the ranks; ``localhost``
+            is this one. Empty: all are on this host.
     """
 
     target: Target
@@ -143,6 +145,12 @@ class Job:
     timeout: float | None = None
     restarts: int = 0
     elastic: Elastic | None = None
+    hosts: Sequence[tuple[str, int]] = ()
+
+    @property
+    def here(self) -> int:
+        """How many of the workers are on this host."""
+        return dict(self.hosts).get(HERE, 0) if self.hosts else self.workers
 
     @property
     def title(self) -> str:
@@ -185,6 +193,7 @@ def check(job: Job) -> None:
     chosen = settings.load(rank_environment(job))
     if job.elastic is not None and job.elastic.hosts_from is not None:
         program_of(job.elastic.hosts_from)
+    if job.hosts or (job.elastic is not None and job.elastic.hosts_from is not None):
         _remote_shell.check(chosen.remote_shell)
         if chosen.network is not None:
             _network.check(chosen.network)
@@ -241,7 +250,7 @@ def rank_environment(job: Job, environ: Mapping[str, str] | None = None) -> dict
     outer = os.environ if environ is None else environ
     shared = {key: value for key, value in outer.items() if key not in OWNED}
     # With all ranks of a host reducing at once, more threads than cores make each of them slower.
-    shared.setdefault("OMP_NUM_THREADS", str(max(1, cores() // max(1, job.workers))))
+    shared.setdefault("OMP_NUM_THREADS", str(max(1, cores() // max(1, job.here))))
     shared["PYTHONUNBUFFERED"] = "1"
     shared.update(job.env)
     if _runs_tests(job):
