@@ -269,6 +269,20 @@ def test_the_launcher_is_stopped_or_killed(on_hosts: OnHosts, how: signal.Signal
     bench.wait_for(lambda: not bench.marked(str(bench.folder)))
 
 
+def test_a_console_that_is_not_read_loses_no_host(bench: Bench) -> None:
+    """The launcher waits for its reader, for longer than a host may be silent."""
+    body = "print('\\n'.join(['y' * 99] * 20_000))\n"
+    path = bench.script(body)
+    bench.environ["HORA_HOST_SILENCE"] = "1"
+    process = bench.start("--hosts", "near:1", *SHELL, str(path))
+    log = bench.run_dir / "logs" / "rank-0.log"
+    bench.wait_for(lambda: log.exists() and log.stat().st_size > 0)
+    time.sleep(2.5)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert out.count("[0] " + "y" * 99 + "\n") == 20_000
+
+
 # --- a fixed number of workers --------------------------------------------------------------------
 
 FIXED = """

@@ -62,6 +62,11 @@ class Agents:
         self._retry = loop.timer(self._on_retry)
 
     @property
+    def hosts(self) -> list[AwayHost]:
+        """Those that have an agent, or get one."""
+        return list(self._hosts.values())
+
+    @property
     def pending(self) -> bool:
         """Whether an agent is being started of which it is not known yet whether it can be."""
         return any(not host.ready and name not in self._failures for name, host in self._hosts.items())

@@ -214,6 +214,10 @@ class AwayHost:
         self._ended, self.ready = True, False
         self._channel.send("end")
 
+    def keep(self) -> None:
+        """Answer the agent's signs of life, though nothing else can be done now."""
+        self._channel.ahead("beat")
+
     # --- the end ----------------------------------------------------------------------------------
 
     def _on_silence(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,6 +30,9 @@ LONGEST = 16 << 20
 
 FULL = 1 << 18
 """Bytes of what is not urgent that wait to leave; then no more of it is taken in."""
+
+MOST_KEPT = 64 << 20
+"""Bytes that have come and nobody can react to yet; then no more are taken in."""
 
 Receive = Callable[[Mapping[str, Any], bytes], None]
 
@@ -63,6 +67,10 @@ class Channel:
         self._reader, self._writer, self._loop = reader, writer, loop
         self._receive, self._closed, self._room = receive, closed, room
         self._skip = skip
+        self._messages: deque[tuple[dict[str, Any], bytes]] = deque()  # that have come
+        self._kept = 0  # bytes of those
+        self._nonsense = False
+        self._later = loop.timer(self._deliver)
         self._came = bytearray()
         self._urgent: deque[bytes] = deque()
         self._patient: deque[bytes] = deque()
@@ -120,6 +128,7 @@ class Channel:
         if not self._open:
             return
         self._open = False
+        self._loop.drop(self._later)
         self._loop.forget(self._reader)
         if self._waits:
             self._loop.watch_room(self._writer, None)
@@ -157,6 +166,26 @@ class Channel:
             self._waits = False
             self._loop.watch_room(self._writer, None)
 
+    def ahead(self, kind: str) -> None:
+        """Take in what has come, but react only to messages of this kind now; to the others a little later.
+
+        For those who wait for something else, and for so long that the other end would give them up.
+        """
+        if not self._open or self._kept > MOST_KEPT:
+            return
+        try:
+            data = os.read(self._reader, CHUNK)
+        except OSError:  # nothing is there, or never will be, which the loop notices
+            return
+        self._split(data)
+        early = [message for message in self._messages if message[0]["kind"] == kind]
+        if early:
+            self._messages = deque(each for each in self._messages if each[0]["kind"] != kind)
+        for record, payload in early:
+            self._kept -= len(payload)
+            self._receive(record, payload)
+        self._later.at = time.monotonic()
+
     def _read(self) -> None:
         try:
             data = os.read(self._reader, CHUNK)
@@ -164,25 +193,40 @@ class Channel:
             return
         except OSError:
             data = b""
+        self._split(data)
+        self._deliver()
         if not data:
             self._end("")
-            return
+
+    def _deliver(self) -> None:
+        while self._open and self._messages:
+            record, payload = self._messages.popleft()
+            self._kept -= len(payload)
+            self._receive(record, payload)
+        if self._nonsense:
+            self._end("it speaks another language")
+
+    def _split(self, data: bytes) -> None:
+        """Cut what has come into messages."""
         self._came += data
-        if self._skip and not self._find_mark():
+        if self._nonsense or (self._skip and not self._find_mark()):
             return
         start = 0
-        while self._open and len(self._came) - start >= HEAD.size:
+        while len(self._came) - start >= HEAD.size:
             length, more = HEAD.unpack_from(self._came, start)
             if length + more > LONGEST:
-                self._end("it speaks another language")
+                self._nonsense = True
                 return
-            end = start + HEAD.size + length + more
+            begin, end = start + HEAD.size, start + HEAD.size + length + more
             if len(self._came) < end:
                 break
-            record = bytes(self._came[start + HEAD.size : start + HEAD.size + length])
-            payload = bytes(self._came[start + HEAD.size + length : end])
+            record = _record(bytes(self._came[begin : begin + length]))
+            if record is None:
+                self._nonsense = True
+                return
+            self._messages.append((record, bytes(self._came[begin + length : end])))
+            self._kept += more
             start = end
-            self._take(record, payload)
         del self._came[:start]
 
     def _find_mark(self) -> bool:
@@ -195,12 +239,10 @@ class Channel:
         self._skip = False
         return True
 
-    def _take(self, text: bytes, payload: bytes) -> None:
-        try:
-            record = json.loads(text)
-        except (ValueError, RecursionError):
-            record = None
-        if isinstance(record, dict) and isinstance(record.get("kind"), str):
-            self._receive(record, payload)
-        else:
-            self._end("it speaks another language")
+
+def _record(text: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("kind"), str) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hora.core import settings
@@ -129,6 +129,9 @@ class CrewSupervisor(HearingSupervisor):
     def _on_hosts(self) -> None:
         self._fill()
         self._settle()
+
+    def _away_hosts(self) -> Iterable[AwayHost]:
+        return self._agents.hosts
 
     def _leave_hosts(self) -> Sequence[str]:
         return self._agents.close()

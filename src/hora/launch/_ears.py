@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hora.launch._away import AwayProcess
+from hora.launch._away_host import AwayHost
 from hora.launch._ranks import Rank
+from hora.launch._start import Starter
 from hora.launch.failure import Outcome
 from hora.launch.supervisor import Supervisor
 
@@ -18,8 +20,21 @@ class HearingSupervisor(Supervisor):
     """Takes in what agents tell (:class:`hora.launch._away_host.Ears`); see :class:`Supervisor`."""
 
     @abstractmethod
+    def _away_hosts(self) -> Iterable[AwayHost]:
+        """The other hosts that there are now."""
+
+    @abstractmethod
     def _leave_hosts(self) -> Sequence[str]:
         """End the agents; what they had to kill."""
+
+    def _hear(self, starter: Starter) -> None:
+        super()._hear(starter)
+        self._console.meanwhile(self._keep_hosts)
+
+    def _keep_hosts(self) -> None:
+        """Somebody keeps the console waiting; the agents must not take that for the end."""
+        for host in list(self._away_hosts()):
+            host.keep()
 
     def output(self, worker: int, which: int, data: bytes) -> None:
         """A worker has printed."""

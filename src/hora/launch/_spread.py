@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hora.core import settings
 from hora.core.errors import LaunchError
@@ -121,6 +121,9 @@ class SpreadSupervisor(HearingSupervisor):
 
     def _on_gone(self, host: AwayHost, why: str, surely: float) -> None:
         self._problem = self._problem or (host.name, why)
+
+    def _away_hosts(self) -> Iterable[AwayHost]:
+        return self._hosts.values()
 
     def _leave_hosts(self) -> Sequence[str]:
         deadline = time.monotonic() + FAREWELL

@@ -26,6 +26,9 @@ LONGEST_LINE = 65536
 PIECE = 4096
 """PIPE_BUF on Linux: when poll() calls a pipe writable, a write of so many bytes does not block."""
 
+WHILE = 0.1
+"""Seconds between two times that other things are seen to while a slow reader is waited for."""
+
 REDRAW_SECONDS = 5.0
 """How often a bar drawn with carriage returns is shown on the console before its line ends."""
 
@@ -168,6 +171,11 @@ class Console:
         self._prefix = prefix
         self._muted = [quiet, quiet]
         self.display: Display | None = None
+        self._meanwhile: list[Callable[[], None]] = []
+
+    def meanwhile(self, do: Callable[[], None]) -> None:
+        """From now on do this several times a second while a slow reader of the output is waited for."""
+        self._meanwhile.append(do)
 
     def lines(self, rank: int, which: int, whole: bytes) -> None:
         """Show whole lines of a rank; ``which`` is 0 for its stdout, 1 for its stderr.
@@ -226,7 +234,8 @@ class Console:
     def _write(self, stream: TextIO, fd: int | None, whole: bytes) -> None:
         if self.display is not None:
             for line in whole[:-1].decode("utf-8", "replace").split("\n"):
-                self.display.print_line(line, stream)
+                if fd is None or self._has_room(fd):
+                    self.display.print_line(line, stream)
         elif fd is None:
             stream.write(whole.decode("utf-8", "replace"))
             stream.flush()
@@ -238,17 +247,23 @@ class Console:
 
     def _write_patiently(self, fd: int, whole: bytes) -> None:
         view = memoryview(whole)
+        while view and self._has_room(fd):
+            view = view[os.write(fd, view[:PIECE]) :]
+
+    def _has_room(self, fd: int) -> bool:
+        """Wait until the reader takes more; False when a signal has come before: ending the job is first."""
         poll = select.poll()
         poll.register(fd, select.POLLOUT)
         if self._wakeup is not None:
             poll.register(self._wakeup, select.POLLIN)
-        while view:
-            ready = {number for number, _ in poll.poll()}
-            if self._wakeup in ready:
-                if fd not in ready:
-                    return  # a signal came while the reader stands still: ending the job goes first
-                poll.unregister(self._wakeup)
-            view = view[os.write(fd, view[:PIECE]) :]
+        while True:
+            ready = {number for number, _ in poll.poll(WHILE * 1000 if self._meanwhile else None)}
+            if fd in ready:
+                return True
+            if ready:
+                return False
+            for do in self._meanwhile:
+                do()
 
 
 def _plain_descriptor(stream: TextIO | None) -> int | None:
