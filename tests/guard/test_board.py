@@ -69,3 +69,22 @@ def test_what_is_no_board_is_refused(tmp_path: Path) -> None:
             Board(file.fileno(), 2)
         file.seek(0)
         assert file.read() == b"x" * 100_000
+
+
+def test_a_slot_travels_to_the_board_of_another_host() -> None:
+    """Times are those of the other host's clock, here 100 s ahead; times that are not set stay so."""
+    there, here = board(2), board(2)
+    slot = there.slot(1)
+    for number in range(RING + 3):
+        slot.enter(0, number, 7, number)
+    slot.phase(Phase.WAITING, 0, 5, 1000.0)
+    slot.pace(3, 0.5, 0.25, 0.0)
+    copy = there.copy(1)
+    assert copy is not None
+    here.paste(1, copy, shift=-100.0)
+    here.paste(0, b"of another form", shift=0.0)
+    assert here.entries(1) == there.entries(1)
+    assert here.head(1) == there.head(1)._replace(since=900.0)
+    assert here.head(0).phase == Phase.ABSENT
+    there.close()
+    here.close()
