@@ -103,7 +103,7 @@ class Settings:
         meaning="how long a job that is asked to stop may take to reach a step edge and save",
     )
     remote_shell: str = _setting(
-        "ssh -o BatchMode=yes -o ConnectTimeout=10 {host}",
+        "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ControlPath=none {host}",
         unit="",
         meaning="the command that starts something on another host, `{host}`; the words of that follow it",
     )
