@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hora.torch.horovod._coordinator import fuse
-from hora.torch.horovod._match import Answer, Ask, Fail, Joined, Run, SetChange, Table
+from hora.adapter.negotiation.coordinator import fuse
+from hora.adapter.negotiation.match import Answer, Ask, Fail, Joined, Run, SetChange, Table
 
 
 def ask(kind: str = "allreduce", *shape: int, **changes: Any) -> Ask:

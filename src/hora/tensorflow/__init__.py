@@ -1,8 +1,8 @@
 """Hora for TensorFlow: ``import hora.tensorflow as hora``.
 
 Four calls turn a training script for one worker into one for many: ``init``, ``data_loader``,
-``DistributedGradientTape`` (or ``DistributedOptimizer``) and ``broadcast_variables``. The names are those that
-Horovod made standard.
+``DistributedGradientTape`` (or ``DistributedOptimizer``) and ``broadcast_variables``. The names are those
+that Horovod made standard.
 """
 
 from __future__ import annotations

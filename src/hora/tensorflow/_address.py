@@ -12,9 +12,9 @@ from hora.core.errors import WorldError
 __all__ = ["free_address"]
 
 LOWEST = 20000
-"""Ports from here to the first that the kernel hands out by itself: nobody gets one of these by chance between
-the moment that it is found free and the one in which TensorFlow's server, which takes no open socket, is
-there."""
+"""Ports from here to the first that the kernel hands out by itself: nobody gets one of these by chance
+between the moment that it is found free and the one in which TensorFlow's server is there, which takes no
+open socket."""
 
 TRIES = 200
 

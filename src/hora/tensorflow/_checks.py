@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hora.adapter.objects import check_root
+from hora.adapter.arguments import check_root
 from hora.adapter.ops import ReduceOp
 from hora.core.errors import CollectiveError
 from hora.tensorflow._adasum import check_adasum
@@ -18,7 +18,7 @@ from hora.tensorflow._request import Tensor, dispatcher
 
 __all__ = ["check_reduction", "check_root", "check_splits", "dense", "dense_group", "operation"]
 
-OLD_NAMES = {number: op for number, op in enumerate(ReduceOp)}
+OLD_NAMES = dict(enumerate(ReduceOp))
 """Horovod numbers its operations: Average 0, Sum 1, Adasum 2, Min 3, Max 4, Product 5."""
 
 
@@ -113,7 +113,7 @@ def check_reduction(
 
 
 def check_splits(tensor: Tensor, splits: Any, process_set: ProcessSet, *, function: str) -> Tensor | None:
-    """The splits as a vector of int32; None splits evenly. In a graph their values are checked when it runs."""
+    """The splits as a vector of int32; None splits evenly. A graph checks their values when it runs."""
     size = len(process_set.members)
     if tensor.shape.rank == 0:
         raise CollectiveError(

@@ -11,12 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from hora.adapter.guard import Spec
 from hora.adapter.ops import Kind, ReduceOp
 from hora.core.errors import CollectiveError
 from hora.tensorflow import _autograd
 from hora.tensorflow._checks import check_reduction, check_root, check_splits, dense, dense_group, operation
-from hora.tensorflow._compression import BF16Compressor, Compression, Compressor, FP16Compressor
+from hora.tensorflow._compression import BF16Compressor, Compressing, Compression, FP16Compressor
 from hora.tensorflow._context import required
 from hora.tensorflow._process_sets import ProcessSet, global_process_set, member_set
 from hora.tensorflow._request import Request, Tensor, run
@@ -50,12 +49,12 @@ Product = ReduceOp.Product
 NARROW = (FP16Compressor, BF16Compressor)
 
 
-def allreduce(
+def allreduce(  # noqa: PLR0917 - as Horovod
     tensor: Any,
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type[Compressor] | Compressor = Compression.none,
+    compression: Compressing = Compression.none,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -107,12 +106,12 @@ def allreduce(
     return compression.decompress(_autograd.run(request)[0], context)
 
 
-def grouped_allreduce(
+def grouped_allreduce(  # noqa: PLR0917 - as Horovod
     tensors: Sequence[Any],
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type[Compressor] | Compressor = Compression.none,
+    compression: Compressing = Compression.none,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -248,10 +247,10 @@ def alltoall(
     return output if splits is None else (output, received)
 
 
-def reducescatter(
+def reducescatter(  # noqa: PLR0917 - as Horovod
     tensor: Any,
     device_dense: str = "",
-    compression: type[Compressor] | Compressor = Compression.none,
+    compression: Compressing = Compression.none,
     op: ReduceOp | None = Average,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
@@ -286,10 +285,10 @@ def reducescatter(
     )[0]
 
 
-def grouped_reducescatter(
+def grouped_reducescatter(  # noqa: PLR0917 - as Horovod
     tensors: Sequence[Any],
     device_dense: str = "",
-    compression: type[Compressor] | Compressor = Compression.none,
+    compression: Compressing = Compression.none,
     op: ReduceOp | None = Average,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
@@ -360,7 +359,7 @@ def _reducescatter(
     ]
 
 
-def _sparse(
+def _sparse(  # noqa: PLR0917
     slices: tf.IndexedSlices,
     op: ReduceOp,
     prescale: float,

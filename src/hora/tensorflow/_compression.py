@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
+__all__ = ["BF16Compressor", "Compressing", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class Compressor(Protocol):
@@ -23,6 +23,10 @@ class Compressor(Protocol):
     def decompress(self, tensor: Any, ctx: Any) -> Any:
         """The reduced tensor, as ``tensor`` was."""
         ...
+
+
+Compressing = Any
+"""A :class:`Compressor`, or a class whose methods are static, as those of ``Compression`` are."""
 
 
 class NoneCompressor:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import tensorflow as tf
@@ -41,7 +43,10 @@ __all__ = [
     "size",
 ]
 
-frames.pass_over("<__array_function__", os.path.join(os.sep, "tmp", "__autograph_generated_file"))
+AUTOGRAPH = "__autograph_generated_file"
+"""How the files begin in which TensorFlow puts what it makes of a ``tf.function``."""
+
+frames.pass_over("<__array_function__", str(Path(tempfile.gettempdir()) / AUTOGRAPH))
 
 
 @dataclass(eq=False, kw_only=True)

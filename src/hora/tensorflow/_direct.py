@@ -9,7 +9,7 @@ from hora.adapter.guard import Place, describe, in_words
 from hora.adapter.ops import Kind, refuse_presentation
 from hora.guard.call import Call
 from hora.tensorflow._context import Context, required
-from hora.tensorflow._execute import counts, execute, exchange_rows
+from hora.tensorflow._execute import counts, exchange_rows, execute
 from hora.tensorflow._process_sets import group_of
 from hora.tensorflow._request import Request, Tensor
 

@@ -24,8 +24,8 @@ from hora.tensorflow._address import free_address
 __all__ = ["CHUNK", "Engine", "Group", "is_broken", "start"]
 
 CHUNK = 1 << 22
-"""Bytes of one operation of the engine on the CPU: 100 MB took 293 ms in pieces of 4 MB, 374 in pieces of 1 MB
-and 912 in one (two ranks of one host, shared/facts/frameworks.md)."""
+"""Bytes of one operation of the engine on the CPU: 100 MB took 293 ms in pieces of 4 MB, 374 in pieces of
+1 MB and 912 in one (two ranks of one host)."""
 
 JOB = "worker"
 
@@ -38,12 +38,12 @@ class Group(NamedTuple):
     Attributes:
         number: of the process set; 0: all ranks.
         size: how many they are.
-        index: this rank's place among them.
+        place: this rank's among them.
     """
 
     number: int
     size: int
-    index: int
+    place: int
 
 
 class Engine:
@@ -72,6 +72,8 @@ class Engine:
 
         Args:
             flat: one dimension; float16, bfloat16, float32, float64, int32 or int64.
+            merge: how two elements are combined.
+            group: who takes part.
         """
         if group.size == 1:
             return flat
@@ -88,6 +90,7 @@ class Engine:
 
         Args:
             flat: of the same length on all ranks; float16, float32, float64, int32 or int64.
+            group: who takes part.
         """
         if group.size == 1 or int(flat.shape[0]) == 0:
             return tf.reshape(tf.tile(flat, [group.size]), [group.size, -1 if int(flat.shape[0]) else 0])
@@ -106,6 +109,7 @@ class Engine:
 
         Args:
             rows: of shape (size, length), the same on all ranks; dtypes as for :meth:`gather`.
+            group: who takes part.
         """
         if group.size == 1 or int(rows.shape[1]) == 0:
             return rows
@@ -129,7 +133,7 @@ class Engine:
         for at in range(0, int(flat.shape[0]), step):
             part = flat[at : at + step]
             common = self._common(group, f"broadcast {root}", part)
-            if group.index == root:
+            if group.place == root:
                 parts.append(tf.raw_ops.CollectiveBcastSendV2(input=part, **common))
             else:
                 parts.append(tf.raw_ops.CollectiveBcastRecvV2(shape=part.shape, T=part.dtype, **common))

@@ -88,8 +88,8 @@ def _allreduce(request: Request, engine: Engine, group: Group) -> list[Tensor]:
         split = [total] if len(parts) == 1 else tf.split(total, lengths)
         for place, part in zip(places, split, strict=True):
             given = request.tensors[place]
-            part = scaled_by(part, request.postscale, like=given.dtype)
-            results[place] = tf.reshape(narrowed(part, given.dtype, request.op), given.shape)
+            scaled = scaled_by(part, request.postscale, like=given.dtype)
+            results[place] = tf.reshape(narrowed(scaled, given.dtype, request.op), given.shape)
     return results
 
 
@@ -129,7 +129,7 @@ def _allgather(request: Request, engine: Engine, group: Group) -> list[Tensor]:
             from_lanes(gathered[member], count * width, tensor.dtype) for member, count in enumerate(rows)
         ]
         results.append(tf.reshape(tf.concat(parts, 0), [sum(rows), *inner]))
-        firsts.append(tf.constant(sum(rows[: group.index])))
+        firsts.append(tf.constant(sum(rows[: group.place])))
     return results + firsts
 
 
@@ -157,11 +157,11 @@ def _alltoall(request: Request, engine: Engine, group: Group) -> list[Tensor]:
     width = math.prod(inner)
     longest = lane_count(max(map(max, matrix)) * width, tensor.dtype)
     lanes = []
-    for part in tf.split(tensor, matrix[group.index]):
+    for part in tf.split(tensor, matrix[group.place]):
         mine = to_lanes(part)
         lanes.append(tf.pad(mine, [[0, longest - int(mine.shape[0])]]))
     swapped = engine.swap(tf.stack(lanes), group)
-    received = [row[group.index] for row in matrix]
+    received = [row[group.place] for row in matrix]
     parts = [
         from_lanes(swapped[member], count * width, tensor.dtype) for member, count in enumerate(received)
     ]
@@ -185,5 +185,5 @@ def _reducescatter(tensor: Tensor, request: Request, engine: Engine, group: Grou
     if pairs:
         swapped = tf.complex(*tf.split(swapped, 2, axis=1))
     total = _averaged(FOLD[request.op](swapped, 0), dtype, request, group)
-    mine = scaled_by(total[: rows[group.index] * math.prod(inner)], request.postscale, like=tensor.dtype)
-    return tf.reshape(narrowed(mine, tensor.dtype, request.op), [rows[group.index], *inner])
+    mine = scaled_by(total[: rows[group.place] * math.prod(inner)], request.postscale, like=tensor.dtype)
+    return tf.reshape(narrowed(mine, tensor.dtype, request.op), [rows[group.place], *inner])

@@ -12,7 +12,7 @@ from hora.adapter.ops import ReduceOp
 from hora.core.errors import GradientError
 from hora.tensorflow._checks import operation
 from hora.tensorflow._collectives import allreduce, grouped_allreduce
-from hora.tensorflow._compression import Compression, Compressor
+from hora.tensorflow._compression import Compressing, Compression
 from hora.tensorflow._context import current, required
 from hora.tensorflow._process_sets import ProcessSet, global_process_set
 
@@ -35,7 +35,7 @@ class Averaging:
     """
 
     function: str
-    compression: type[Compressor] | Compressor = Compression.none
+    compression: Compressing = Compression.none
     sparse_as_dense: bool = False
     op: ReduceOp = ReduceOp.Average
     predivide: float = 1.0
@@ -132,7 +132,7 @@ def DistributedGradientTape(  # noqa: N802, PLR0917 - Horovod's name, and its or
     gradtape: tf.GradientTape,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type[Compressor] | Compressor = Compression.none,
+    compression: Compressing = Compression.none,
     sparse_as_dense: bool = False,
     op: ReduceOp | None = ReduceOp.Average,
     gradient_predivide_factor: float = 1.0,
@@ -147,8 +147,8 @@ def DistributedGradientTape(  # noqa: N802, PLR0917 - Horovod's name, and its or
             loss = loss_of(model(x, training=True), y)
         gradients = tape.gradient(loss, model.trainable_variables)
 
-    A tape that has recorded already can be wrapped, too. Works eagerly and inside a ``tf.function``; that must
-    not be compiled by XLA (``jit_compile=True``).
+    A tape that has recorded already can be wrapped, too. Works eagerly and inside a ``tf.function``; that
+    must not be compiled by XLA (``jit_compile=True``).
 
     Args:
         gradtape: the tape; it stays usable as it is.
@@ -188,7 +188,7 @@ def DistributedGradientTape(  # noqa: N802, PLR0917 - Horovod's name, and its or
             f"DistributedGradientTape takes a tf.GradientTape, not {plain.__name__}.",
             fix="Write hora.DistributedGradientTape(tf.GradientTape()).",
         )
-    kind = type(plain.__name__, (_Distributed, plain), {})
+    kind: Any = type(plain.__name__, (_Distributed, plain), {})
     tape: Any = kind.__new__(kind)
     tape.__dict__.update(gradtape.__dict__)
     tape._averaging = averaging
@@ -199,7 +199,7 @@ def PartialDistributedGradientTape(  # noqa: N802, PLR0917 - Horovod's name, and
     gradtape: tf.GradientTape,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type[Compressor] | Compressor = Compression.none,
+    compression: Compressing = Compression.none,
     sparse_as_dense: bool = False,
     op: ReduceOp | None = ReduceOp.Average,
     gradient_predivide_factor: float = 1.0,

@@ -24,7 +24,7 @@ def lane_count(elements: int, dtype: tf.DType) -> int:
         return elements
     if dtype.size == 16:
         return 2 * elements
-    return -(-elements * dtype.size // LANE)
+    return -(-elements * int(dtype.size) // LANE)
 
 
 def to_lanes(tensor: Any) -> Any:

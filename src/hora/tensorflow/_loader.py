@@ -99,8 +99,9 @@ class Loader(Epochs):
 def shard(dataset: tf.data.Dataset, *, global_batch: int) -> tf.data.Dataset:
     """This worker's part of each global batch of a data set, batched.
 
-    The data set has the same order on all ranks: give ``shuffle`` a seed, and read files in one order. Put this
-    before what is costly: ``shard(files, global_batch=256).map(decode)``. Samples left at the end are dropped.
+    The data set has the same order on all ranks: give ``shuffle`` a seed, and read files in one order. Put
+    this before what is costly: ``shard(files, global_batch=256).map(decode)``. Samples left at the end are
+    dropped.
 
     Args:
         dataset: of samples, not of batches.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, overload
+from typing import Any
 
 from hora.adapter import metrics
 from hora.core.errors import CollectiveError
@@ -12,13 +12,7 @@ from hora.tensorflow._context import required
 __all__ = ["mean"]
 
 
-@overload
-def mean(value: Any, weight: Any = 1.0) -> float: ...
-@overload
-def mean(value: Mapping[str, Any], weight: Any = 1.0) -> dict[str, float]: ...
-
-
-def mean(value: Any, weight: Any = 1.0) -> float | dict[str, float]:
+def mean(value: Any, weight: Any = 1.0) -> Any:
     """The mean over all ranks, where each rank's value counts ``weight`` times. Not inside a ``tf.function``.
 
     Give the number of samples as the weight and the result is the mean over samples, however unevenly they

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from hora.adapter.ops import ReduceOp
 from hora.core.errors import GradientError
-from hora.tensorflow._compression import Compression, Compressor
+from hora.tensorflow._compression import Compressing, Compression
 from hora.tensorflow._gradients import Averaging, variables_of
 from hora.tensorflow._process_sets import ProcessSet, global_process_set
 from hora.tensorflow._request import dispatcher
@@ -26,7 +26,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's name, and its order
     use_locking: bool = False,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type[Compressor] | Compressor = Compression.none,
+    compression: Compressing = Compression.none,
     sparse_as_dense: bool = False,
     backward_passes_per_step: int = 1,
     op: ReduceOp | None = ReduceOp.Average,

@@ -145,7 +145,7 @@ def run(request: Request) -> list[Tensor]:
 
 
 def _traced_as_one(request: Request) -> list[Tensor]:
-    """In the graph, the tensors of each dtype become one: handing over hundreds would cost more than they do."""
+    """The graph makes one tensor of those of each dtype: to hand over hundreds would take longer."""
     by_dtype: dict[tf.DType, list[int]] = {}
     for place, tensor in enumerate(request.tensors):
         by_dtype.setdefault(tensor.dtype, []).append(place)

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from hora.adapter.agreement import require_same
-from hora.adapter.objects import check_root
+from hora.adapter.arguments import check_root
 from hora.adapter.ops import Kind
 from hora.core.errors import CollectiveError
 from hora.tensorflow._context import required
@@ -27,7 +27,8 @@ def broadcast_variables(
     """Give all ranks the values of one rank's variables.
 
     Call it once the model and the optimizer are built, before the first step: ``model.variables`` and
-    ``optimizer.variables``. Eagerly, the variables of all ranks are compared first, and what differs is named.
+    ``optimizer.variables``. Eagerly, the variables of all ranks are compared first, and what differs is
+    named.
 
     Args:
         variables: of TensorFlow or Keras, in the same order and of the same shapes on all ranks.

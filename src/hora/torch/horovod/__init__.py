@@ -8,6 +8,11 @@ Where Horovod's semantics are a choice they are kept; where they are faults they
 The names imported here are the public ones; there is no second list of them.
 """
 
+from hora.adapter.negotiation.errors import (
+    HorovodInternalError,
+    HorovodVersionMismatchError,
+    HostsUpdatedInterrupt,
+)
 from hora.torch._collectives import (
     Adasum,
     Average,
@@ -39,11 +44,6 @@ from hora.torch._queries import (
 from hora.torch._sync_batch_norm import SyncBatchNorm
 from hora.torch.horovod import (
     elastic,
-)
-from hora.torch.horovod._errors import (
-    HorovodInternalError,
-    HorovodVersionMismatchError,
-    HostsUpdatedInterrupt,
 )
 from hora.torch.horovod._functions import (
     add_process_set,

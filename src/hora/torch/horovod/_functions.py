@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from hora.adapter.negotiation.errors import HorovodInternalError
 from hora.adapter.ops import Kind
 from hora.core.errors import CollectiveError
 from hora.torch import _process_sets, _state
 from hora.torch._process_sets import ProcessSet, global_process_set
 from hora.torch._request import Request
-from hora.torch.horovod._errors import HorovodInternalError
 from hora.torch.horovod._operations import broadcast_async_, synchronize
 from hora.torch.horovod._session import session
 

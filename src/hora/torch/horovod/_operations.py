@@ -13,13 +13,13 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
+from hora.adapter.negotiation.errors import HorovodInternalError
 from hora.adapter.ops import ReduceOp
 from hora.core.errors import CollectiveError, NotInitializedError, UsageError
 from hora.torch import _collectives, _exchange, _reducescatter, _sparse
 from hora.torch._handles import Handle
 from hora.torch._handles import poll as _poll
 from hora.torch._handles import synchronize as _synchronize
-from hora.torch.horovod._errors import HorovodInternalError
 from hora.torch.horovod._session import session
 
 __all__ = [

@@ -18,18 +18,18 @@ from urllib.parse import urlsplit
 
 import torch.distributed as dist
 
+from hora.adapter.negotiation.connect import connect
+from hora.adapter.negotiation.coordinator import Coordinator
+from hora.adapter.negotiation.errors import HorovodInternalError
+from hora.adapter.negotiation.match import Table
+from hora.adapter.negotiation.options import Options, options
+from hora.adapter.negotiation.timeline import Trace
 from hora.core.errors import NotInitializedError
 from hora.core.settings import load
 from hora.torch import _context, _member, _process_sets, _request
 from hora.torch._context import Context
 from hora.torch._process_sets import ProcessSet, global_process_set
 from hora.torch.horovod._client import Client
-from hora.torch.horovod._connect import connect
-from hora.torch.horovod._coordinator import Coordinator
-from hora.torch.horovod._errors import HorovodInternalError
-from hora.torch.horovod._match import Table
-from hora.torch.horovod._options import Options, options
-from hora.torch.horovod._timeline import Trace
 
 __all__ = ["Session", "init", "is_initialized", "session", "shutdown"]
 

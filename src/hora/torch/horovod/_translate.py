@@ -10,12 +10,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hora.adapter.negotiation.match import Ask, Key
 from hora.adapter.ops import Kind, ReduceOp
 from hora.torch._context import Context
 from hora.torch._execute import execute
 from hora.torch._process_sets import global_process_set
 from hora.torch._request import Request
-from hora.torch.horovod._match import Ask, Key
 
 __all__ = ["describe", "run_together", "zeros"]
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from hora.adapter.negotiation.errors import HorovodInternalError, HostsUpdatedInterrupt
 from hora.core.errors import WorldChangedError
 from hora.torch import elastic as native
 from hora.torch.elastic import ElasticSampler
 from hora.torch.elastic._run import going_on
 from hora.torch.horovod import _session
-from hora.torch.horovod._errors import HorovodInternalError, HostsUpdatedInterrupt
 
 __all__ = [
     "ElasticSampler",

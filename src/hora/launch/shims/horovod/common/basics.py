@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from hora.torch import horovod as _hvd
+from ._face import face
 
 __all__ = ["HorovodBasics"]
+
+
+_hvd = face()
 
 
 class HorovodBasics:

@@ -1,7 +1,10 @@
-"""``horovod.common.elastic``: the names, which say that the elastic engine is yet to come."""
+"""``horovod.common.elastic``: a state of the user's own, and ``run``."""
 
 from __future__ import annotations
 
-from hora.torch.horovod.elastic import ObjectState, State, run
+from ._face import face
 
 __all__ = ["ObjectState", "State", "run"]
+
+_elastic = face().elastic
+ObjectState, State, run = _elastic.ObjectState, _elastic.State, _elastic.run

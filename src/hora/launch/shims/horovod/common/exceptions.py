@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
-from hora.torch.horovod import HorovodInternalError, HorovodVersionMismatchError, HostsUpdatedInterrupt
+from hora.adapter.negotiation.errors import (
+    HorovodInternalError,
+    HorovodVersionMismatchError,
+    HostsUpdatedInterrupt,
+)
 
 __all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt"]

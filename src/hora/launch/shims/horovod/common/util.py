@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hora.torch.horovod._backwards import num_rank_is_power_2
+from ._face import face
 
 __all__ = [
     "check_extension",
@@ -31,12 +31,14 @@ def check_extension(ext_name: str, ext_env_var: str = "", pkg_path: str = "", *a
         ImportError: for other frameworks than PyTorch.
     """
     if not extension_available(ext_name):
-        raise ImportError(f"{ext_name} is not available: Hora runs Horovod's scripts for PyTorch.")
+        raise ImportError(
+            f"{ext_name} is not available: Hora runs Horovod's scripts for PyTorch and TensorFlow."
+        )
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether Horovod's interface for this framework is there."""
-    return ext_base_name.rpartition(".")[2] == "torch"
+    return ext_base_name.rpartition(".")[2] in ("torch", "tensorflow")
 
 
 @contextlib.contextmanager
@@ -50,8 +52,17 @@ def env(**kwargs: str | None) -> Iterator[None]:
         _set(former)
 
 
+def num_rank_is_power_2(num_rank: int) -> bool:
+    """Whether a number of ranks is 1, 2, 4, 8, ..."""
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
 def gpu_available(ext_base_name: str = "torch", verbose: bool = False) -> bool:
     """Whether the framework finds a GPU."""
+    if ext_base_name.rpartition(".")[2] == "tensorflow":
+        from hora.tensorflow import gpu_available as available
+
+        return available()
     import torch
 
     return bool(torch.cuda.is_available())
@@ -73,16 +84,12 @@ def mpi_built(verbose: bool = False) -> bool:
 
 def gloo_built(verbose: bool = False) -> bool:
     """Whether Gloo carries tensors."""
-    from hora.torch.horovod import gloo_built as built
-
-    return built()
+    return bool(face().gloo_built())
 
 
 def nccl_built(verbose: bool = False) -> int:
     """Version of NCCL, 0 without it."""
-    from hora.torch.horovod import nccl_built as built
-
-    return built()
+    return int(face().nccl_built())
 
 
 def split_list(items: Sequence[Any], num_parts: int) -> list[list[Any]]:

@@ -25,9 +25,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hora.torch.horovod._match import Answer, Ask, Fail, Joined, Run, SetChange, Table
-from hora.torch.horovod._options import Options
-from hora.torch.horovod._timeline import Trace
+from hora.adapter.negotiation.match import Answer, Ask, Fail, Joined, Run, SetChange, Table
+from hora.adapter.negotiation.options import Options
+from hora.adapter.negotiation.timeline import Trace
 
 __all__ = ["Coordinator"]
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
-from hora.torch.horovod._match import Key
+from hora.adapter.negotiation.match import Key
 
 __all__ = ["Trace"]
 

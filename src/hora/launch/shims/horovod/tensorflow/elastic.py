@@ -1,0 +1,3 @@
+"""``horovod.tensorflow.elastic``."""
+
+from hora.tensorflow.horovod.elastic import *
