@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from hora.adapter import arguments
 from hora.adapter.arguments import check_root
 from hora.adapter.ops import ReduceOp
 from hora.core.errors import CollectiveError
@@ -18,36 +18,22 @@ from hora.tensorflow._request import Tensor, dispatcher
 
 __all__ = ["check_reduction", "check_root", "check_splits", "dense", "dense_group", "operation"]
 
-OLD_NAMES = dict(enumerate(ReduceOp))
+BY_NUMBER = dict(enumerate(ReduceOp))
 """Horovod numbers its operations: Average 0, Sum 1, Adasum 2, Min 3, Max 4, Product 5."""
 
 
 def operation(average: bool | None, op: Any, *, function: str) -> ReduceOp:
-    """The operation that Horovod's two arguments ask for: ``op``, or the older ``average``."""
-    if average is not None and op is not None:
-        raise CollectiveError(
-            f"{function} got both average={average!r} and op={op!r}.", fix="Keep op= and leave average out."
-        )
-    if op is not None:
-        if isinstance(op, int) and not isinstance(op, bool) and op in OLD_NAMES:
-            return OLD_NAMES[op]
-        if not isinstance(op, ReduceOp):
-            raise CollectiveError(f"{op!r} is not a reduce operation.", fix="Write op=hora.Sum, for example.")
-        return op
-    if average is None:
-        return ReduceOp.Average
-    if not isinstance(average, bool):
-        raise CollectiveError(
-            f"{function}: average={average!r} is neither True nor False.",
-            fix="Write op=hora.Sum, for example.",
-        )
-    name = "hvd" if dispatcher().as_horovod else "hora"
-    warnings.warn(
-        f"{function}: average= is deprecated; write op={name}.{'Average' if average else 'Sum'}.",
-        DeprecationWarning,
-        stacklevel=4,
+    """The operation that Horovod's two arguments ask for: ``op``, or the older ``average``; or its number."""
+    if isinstance(op, int) and not isinstance(op, bool) and op in BY_NUMBER:
+        op = BY_NUMBER[op]
+    as_horovod = dispatcher().as_horovod  # its forms are wrapped once more
+    return arguments.operation(
+        average,
+        op,
+        function=function,
+        alias="hvd" if as_horovod else "hora",
+        stacklevel=5 if as_horovod else 4,
     )
-    return ReduceOp.Average if average else ReduceOp.Sum
 
 
 def dense(value: Any, *, function: str) -> Tensor:
@@ -100,16 +86,13 @@ def check_reduction(
             )
         if dispatcher().as_horovod:
             continue
-        if dtype is tf.bool and op in (ReduceOp.Average, ReduceOp.Sum):
-            raise CollectiveError(
-                f"{function} has no {op.name} of bool tensors.",
-                fix="Write op=hora.Max for any, op=hora.Min for all, or tf.cast(tensor, tf.int32) to count.",
-            )
-        if op is ReduceOp.Average and not (dtype.is_floating or dtype.is_complex):
-            raise CollectiveError(
-                f"{function} has no Average of {dtype.name} tensors: the result would be truncated.",
-                fix="Write op=hora.Sum, or tf.cast(tensor, tf.float32) for a fractional average.",
-            )
+        arguments.check_average(
+            op,
+            dtype.name,
+            floating=dtype.is_floating or dtype.is_complex,
+            cast="tf.cast(tensor, tf.float32)",
+            function=function,
+        )
 
 
 def check_splits(tensor: Tensor, splits: Any, process_set: ProcessSet, *, function: str) -> Tensor | None:
