@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -226,7 +227,7 @@ def is_broken(error: BaseException) -> bool:
 
 
 def _enable(rank: int, addresses: Sequence[str]) -> None:
-    """Make this process a task of the cluster, whether or not TensorFlow has computed anything before."""
+    """Make this process a task of the cluster, which gives its devices other names."""
     runtime = tf_context.context()
     leader = f"/job:{JOB}/replica:0/task:0"
     filters = (f"/job:{JOB}/task:{rank}",)
@@ -235,6 +236,11 @@ def _enable(rank: int, addresses: Sequence[str]) -> None:
             collective_leader=leader, scoped_allocator_enabled_ops=(), device_filters=filters
         )
     else:  # too late for the function above, and in time for what it does
+        warnings.warn(
+            "TensorFlow has computed something before hora.tensorflow.init(). Variables and tensors that were "
+            "made then cannot be used any more: call init() first.",
+            stacklevel=7,
+        )
         runtime._collective_leader = leader
         runtime._collective_scoped_allocator_enabled_ops = ()
         runtime._collective_device_filters = filters
@@ -246,8 +252,7 @@ def _enable(rank: int, addresses: Sequence[str]) -> None:
         protocol="grpc",
         default_session_config=runtime.config,
     )
-    # It warns of tensors that were made before; those of this process' own devices go on to work.
-    logger = logging.getLogger("tensorflow")
+    logger = logging.getLogger("absl")  # it warns, too, in other words
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
