@@ -18,7 +18,7 @@ from tests.ranks import RankFailure, ranks, run_ranks
 
 import hora.torch as hora
 from hora.core.errors import CollectiveError
-from hora.torch.engines import LARGE, Group, _futex, _team
+from hora.torch.engines import LARGE, Group, _team, futex
 from hora.torch.engines._team import SLOT
 
 SIZES = [0, 1, 5, 1000, LARGE // 8, LARGE // 8 + 1, SLOT // 8, SLOT // 8 + 1, SLOT // 4 + 77]
@@ -384,7 +384,7 @@ def test_whoever_finds_a_killed_rank_tells_the_others(when: str) -> None:
     """
 
     def body() -> None:
-        store, sleep = dist.distributed_c10d._get_default_store(), _futex.sleep
+        store, sleep = dist.distributed_c10d._get_default_store(), futex.sleep
         limit = timedelta(seconds=10)
 
         def observed(*arguments: Any) -> bool:
@@ -402,7 +402,7 @@ def test_whoever_finds_a_killed_rank_tells_the_others(when: str) -> None:
             if when == "to come":
                 store.wait(["found"], limit)
             else:
-                _futex.sleep = observed
+                futex.sleep = observed
         elif when == "asleep":
             store.wait(["asleep"], limit)
         with pytest.raises(dist.DistBackendError, match="Rank 2 has ended"):
@@ -425,7 +425,7 @@ def test_a_rank_that_is_killed_while_it_arrives() -> None:
     def body() -> None:
         dist.barrier()
         if hora.rank() == 1:
-            _futex.arrive = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+            futex.arrive = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
         began = time.monotonic()
         with pytest.raises(dist.DistBackendError, match="Rank 1 has ended"):
             dist.barrier()

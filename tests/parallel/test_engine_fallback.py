@@ -19,7 +19,7 @@ import hora.torch as hora
 from hora.core.errors import WorldError
 from hora.core.settings import Settings
 from hora.core.world import World
-from hora.torch.engines import Group, _create, _futex, _memory, _team
+from hora.torch.engines import Group, _create, _memory, _team, futex
 
 Patch = Callable[[], None]
 
@@ -49,11 +49,11 @@ def no_futexes() -> None:
         ctypes.set_errno(errno.EPERM)
         return -1
 
-    _futex._quick = call
+    futex._quick = call
 
 
 def too_many() -> None:
-    _futex.MOST = 1
+    futex.MOST = 1
 
 
 def other_namespace() -> None:

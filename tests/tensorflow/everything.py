@@ -7,24 +7,25 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import sys
-import warnings
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import hora.tensorflow as hora
+from hora.core.errors import UsageError
 
 INTEGERS = (tf.uint8, tf.int8, tf.uint16, tf.int16, tf.int32, tf.int64, tf.uint32, tf.uint64)
 FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 COMPLEX = (tf.complex64, tf.complex128)
 ROUNDING = {tf.float16: 2e-3, tf.bfloat16: 2e-2, tf.float32: 1e-6, tf.complex64: 1e-6}
 
-with warnings.catch_warnings(record=True) as told:
-    assert float(tf.reduce_sum(tf.constant([1.0, 2.0]))) == 3.0  # before init(), where it had better not be
-    hora.init()
-    assert len(told) == int(hora.size() > 1)
+if os.environ.get("HORA_ENGINE") != "gloo":  # TensorFlow's own runtime gives the devices other names
+    early = tf.Variable([2.0, 3.0])
+hora.init()
 rank, size = hora.rank(), hora.size()
 
 
@@ -228,12 +229,8 @@ def refusals() -> None:
         lambda: hora.DistributedOptimizer(object()),
     )
     for call in wrong:
-        try:
+        with pytest.raises(UsageError):
             call()
-        except ValueError as error:
-            assert error.fix
-        else:
-            raise AssertionError("nothing was raised")
 
 
 def data() -> None:
@@ -306,10 +303,12 @@ def train(make: Any, *, compiled: bool) -> list[Any]:
     for _ in range(3):
         for x, y in loader:
             run(x, y)
-    values = [np.array(variable) for variable in (*model.variables, *optimizer.variables)]
+    values = [
+        np.asarray(tf.convert_to_tensor(variable)) for variable in (*model.variables, *optimizer.variables)
+    ]
     digest = hashlib.sha256(b"".join(value.tobytes() for value in values)).hexdigest()
     assert len(set(hora.allgather_object(digest))) == 1, "the replicas differ"
-    return [np.array(variable) for variable in model.variables]
+    return [np.asarray(tf.convert_to_tensor(variable)) for variable in model.variables]
 
 
 def optimizers() -> None:
@@ -328,6 +327,9 @@ def optimizers() -> None:
         assert np.allclose(variable, wanted), (variable, wanted)
 
 
+if os.environ.get("HORA_ENGINE") != "gloo":
+    early.assign_add([1.0, 1.0])
+    assert early.numpy().tolist() == [3.0, 4.0]
 cases = Cases()
 for fill in (reductions, groups, exchanges, gradients):
     fill(cases)

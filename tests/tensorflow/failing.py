@@ -1,6 +1,6 @@
-"""Run by every rank of a job: steps in a graph, until one rank is killed, is stopped, raises or asks otherwise.
+"""Run by every rank of a job: steps in a graph, until a rank is killed, is stopped, raises or asks otherwise.
 
-    failing.py ACT RANK FILE    the time of the act is left in FILE
+failing.py ACT RANK FILE    the time of the act is left in FILE
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import tensorflow as tf
 
@@ -29,8 +30,7 @@ def step(x):
 for number in range(100_000):
     step(tf.constant(1.0))
     if number == 5 and hora.rank() == whose:
-        with open(told, "w") as file:
-            file.write(str(time.time()))
+        Path(told).write_text(str(time.time()))
         if act == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif act == "stop":

@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from hora.core.errors import CollectiveError
-from hora.tensorflow._engine import Engine, Group
+from hora.tensorflow._engine import Carrier, Group
 
 __all__ = ["adasum", "check_adasum", "combine"]
 
@@ -47,7 +47,7 @@ def check_adasum(dtype: tf.DType, size: int, *, function: str) -> None:
         )
 
 
-def adasum(flat: Any, lengths: Sequence[int], engine: Engine, group: Group) -> Any:
+def adasum(flat: Any, lengths: Sequence[int], engine: Carrier, group: Group) -> Any:
     """Adasum over the group of each part of a flat tensor by itself.
 
     All ranks gather all vectors and combine them in the same order, so that they end with the same bits.

@@ -15,12 +15,14 @@ from hora.adapter import context as adapter
 from hora.adapter import frames
 from hora.adapter.current import Current
 from hora.adapter.guard import Guard as AdapterGuard
+from hora.core import futex
 from hora.core.errors import SettingError, WorldError
 from hora.core.plural import plural
 from hora.core.settings import Settings
 from hora.core.world import World
 from hora.tensorflow import _engine
 from hora.tensorflow._engine import Engine
+from hora.tensorflow._shared import SharedEngine
 
 if TYPE_CHECKING:
     from hora.tensorflow._process_sets import ProcessSet
@@ -58,11 +60,11 @@ class Context(adapter.Context):
         uses_gpu: whether this worker computes on a GPU.
     """
 
-    running: Engine | None = None
+    running: Engine | SharedEngine | None = None
     uses_gpu: bool = False
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> Engine | SharedEngine:
         """What carries the tensors."""
         assert self.running is not None
         return self.running
@@ -156,7 +158,8 @@ def context() -> Context:
 
 def _start(joined: Context) -> None:
     joined.uses_gpu = _choose_device(joined.world, joined.settings)
-    joined.running = engine = _engine.start(
+    shared = _shared_memory(joined)
+    joined.running = engine = shared or _engine.start(
         rank=joined.world.rank,
         size=joined.world.size,
         timeout=_timeout(joined),
@@ -166,9 +169,39 @@ def _start(joined: Context) -> None:
             told.decode() for told in joined.exchange("addresses of the engine", mine.encode())
         ],
     )
-    joined.engines["cuda" if joined.uses_gpu else "cpu"] = "tensorflow"
+    joined.engines["cuda" if joined.uses_gpu else "cpu"] = "tensorflow" if shared is None else "shared-memory"
     if joined.guard is not None:
         joined.guard.reporter.on_alarm.append(lambda: engine.abort("The guard stops the job."))
+
+
+def _shared_memory(joined: Context) -> SharedEngine | None:
+    """The engine of ranks of one host; None: TensorFlow's own runtime carries the tensors.
+
+    Raises:
+        WorldError: ``HORA_ENGINE=shared-memory`` where memory cannot be shared.
+    """
+    wanted = joined.settings.engine
+    if joined.world.size == 1 or wanted == "gloo":
+        return None
+    problem = "the ranks are on several hosts" if joined.world.host_count != 1 else ""
+    problem = "tensors are on the GPU" if joined.uses_gpu else problem
+    problem = problem or ("" if futex.AVAILABLE else "this system has no futexes")
+    if not problem:
+        engine = SharedEngine(
+            timeout=_timeout(joined),
+            tell=lambda what, group, mine: joined.exchange(
+                f"{what} of the engine", mine, process_set=joined.process_sets.get(group.number)
+            ),
+        )
+        try:
+            engine.prepare(_engine.Group(0, joined.world.size, joined.world.rank))
+        except OSError as error:
+            problem = str(error)
+        else:
+            return engine
+    if wanted == "shared-memory":
+        raise WorldError(f"HORA_ENGINE=shared-memory, but {problem}.", fix="Unset HORA_ENGINE.")
+    return None
 
 
 def _timeout(joined: Context) -> float:

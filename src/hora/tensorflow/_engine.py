@@ -14,7 +14,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 from tensorflow.python.eager import context as tf_context
@@ -22,7 +22,7 @@ from tensorflow.python.eager import context as tf_context
 from hora.core.errors import WorldError
 from hora.tensorflow._address import free_address
 
-__all__ = ["CHUNK", "Engine", "Group", "is_broken", "start"]
+__all__ = ["CHUNK", "Carrier", "Engine", "Group", "is_broken", "start"]
 
 CHUNK = 1 << 22
 """Bytes of one operation of the engine on the CPU: 100 MB took 293 ms in pieces of 4 MB, 374 in pieces of
@@ -45,6 +45,22 @@ class Group(NamedTuple):
     number: int
     size: int
     place: int
+
+
+class Carrier(Protocol):
+    """What the engines have in common; see :class:`Engine`."""
+
+    def reduce(self, flat: Tensor, merge: str, group: Group) -> Tensor:
+        """Elements combined over the group."""
+
+    def gather(self, flat: Tensor, group: Group) -> Tensor:
+        """The flat tensors of the group."""
+
+    def swap(self, rows: Tensor, group: Group) -> Tensor:
+        """Row ``i`` goes to rank ``i`` of the group."""
+
+    def broadcast(self, flat: Tensor, root: int, group: Group) -> Tensor:
+        """The flat tensor of one rank."""
 
 
 class Engine:
@@ -237,8 +253,8 @@ def _enable(rank: int, addresses: Sequence[str]) -> None:
         )
     else:  # too late for the function above, and in time for what it does
         warnings.warn(
-            "TensorFlow has computed something before hora.tensorflow.init(). Variables and tensors that were "
-            "made then cannot be used any more: call init() first.",
+            "TensorFlow has computed something before hora.tensorflow.init(). Variables and tensors of that "
+            "time cannot be used any more: call init() first.",
             stacklevel=7,
         )
         runtime._collective_leader = leader

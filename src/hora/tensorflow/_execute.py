@@ -11,7 +11,7 @@ import tensorflow as tf
 from hora.adapter.ops import Kind, ReduceOp
 from hora.tensorflow._adasum import adasum
 from hora.tensorflow._dtypes import narrowed, reduced_in, scaled_by, widened
-from hora.tensorflow._engine import Engine, Group
+from hora.tensorflow._engine import Carrier, Group
 from hora.tensorflow._lanes import from_lanes, lane_count, to_lanes
 from hora.tensorflow._request import Request, Tensor
 
@@ -43,13 +43,13 @@ def counts(request: Request, group: Group) -> list[int]:
     return [int(request.tensors[0].shape[0]) // group.size] * group.size
 
 
-def exchange_rows(mine: Sequence[int], engine: Engine, group: Group) -> list[list[int]]:
+def exchange_rows(mine: Sequence[int], engine: Carrier, group: Group) -> list[list[int]]:
     """The :func:`counts` of all members; all give as many."""
     told: list[list[int]] = engine.gather(tf.constant(mine, tf.int64), group).numpy().tolist()
     return told
 
 
-def execute(request: Request, engine: Engine, group: Group) -> list[Tensor]:
+def execute(request: Request, engine: Carrier, group: Group) -> list[Tensor]:
     """Carry out what all members have agreed on; see :class:`hora.tensorflow._request.Dispatcher`."""
     match request.kind:
         case Kind.ALLREDUCE:
@@ -66,7 +66,7 @@ def execute(request: Request, engine: Engine, group: Group) -> list[Tensor]:
             return [engine.reduce(tf.constant([1]), "Add", group)]
 
 
-def _allreduce(request: Request, engine: Engine, group: Group) -> list[Tensor]:
+def _allreduce(request: Request, engine: Carrier, group: Group) -> list[Tensor]:
     results: list[Tensor] = [None] * len(request.tensors)
     buckets: dict[tf.DType, list[int]] = {}
     wide = []
@@ -93,7 +93,7 @@ def _allreduce(request: Request, engine: Engine, group: Group) -> list[Tensor]:
     return results
 
 
-def _reduced(flat: Tensor, op: ReduceOp, engine: Engine, group: Group) -> Tensor:
+def _reduced(flat: Tensor, op: ReduceOp, engine: Carrier, group: Group) -> Tensor:
     """The engine has no complex numbers: they travel as pairs, or all to all where pairs do not do."""
     if not flat.dtype.is_complex:
         return engine.reduce(flat, MERGE[op], group)
@@ -114,7 +114,7 @@ def _averaged(total: Tensor, dtype: tf.DType, request: Request, group: Group) ->
     return total / tf.cast(group.size, dtype)
 
 
-def _allgather(request: Request, engine: Engine, group: Group) -> list[Tensor]:
+def _allgather(request: Request, engine: Carrier, group: Group) -> list[Tensor]:
     assert request.rows is not None
     results, firsts = [], []
     for place, given in enumerate(request.tensors):
@@ -133,7 +133,7 @@ def _allgather(request: Request, engine: Engine, group: Group) -> list[Tensor]:
     return results + firsts
 
 
-def _broadcast(request: Request, engine: Engine, group: Group) -> list[Tensor]:
+def _broadcast(request: Request, engine: Carrier, group: Group) -> list[Tensor]:
     root = request.process_set.members.index(request.root)
     results: list[Tensor] = [None] * len(request.tensors)
     lanes = [to_lanes(tensor) for tensor in request.tensors]
@@ -150,7 +150,7 @@ def _broadcast(request: Request, engine: Engine, group: Group) -> list[Tensor]:
     return results
 
 
-def _alltoall(request: Request, engine: Engine, group: Group) -> list[Tensor]:
+def _alltoall(request: Request, engine: Carrier, group: Group) -> list[Tensor]:
     assert request.rows is not None
     tensor, matrix = request.tensors[0], request.rows
     inner = [int(size) for size in tensor.shape[1:]]
@@ -168,7 +168,7 @@ def _alltoall(request: Request, engine: Engine, group: Group) -> list[Tensor]:
     return [tf.reshape(tf.concat(parts, 0), [sum(received), *inner]), tf.constant(received, tf.int32)]
 
 
-def _reducescatter(tensor: Tensor, request: Request, engine: Engine, group: Group) -> Tensor:
+def _reducescatter(tensor: Tensor, request: Request, engine: Carrier, group: Group) -> Tensor:
     """Each rank gets the others' parts of its rows and combines them: the engine cannot on the CPU."""
     dtype = reduced_in(tensor.dtype, request.op, narrow=False)
     inner = [int(size) for size in tensor.shape[1:]]

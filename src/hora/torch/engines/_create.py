@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
+from hora.core import futex
 from hora.core.errors import WorldError
 from hora.core.settings import load
-from hora.torch.engines import _futex
 from hora.torch.engines._group import Group
 from hora.torch.engines._hosts import LEADER, HostsGroup
 from hora.torch.engines._memory import Segment
@@ -94,8 +94,8 @@ def _share(
     segment, team, where, problem = None, None, "", ""
     if rank == host[LEADER]:
         try:
-            if size > _futex.MOST:
-                raise OSError(f"{size} ranks on one host are more than {_futex.MOST}")
+            if size > futex.MOST:
+                raise OSError(f"{size} ranks on one host are more than {futex.MOST}")
             segment, where = Segment.create(Team.size_of(size))
         except (OSError, ValueError) as error:
             problem = f"{error} on rank {members[rank]}"
@@ -150,7 +150,7 @@ def _host() -> str:
         places = [str(Path(f"/proc/self/ns/{name}").readlink()) for name in ("pid", "net")]
     except OSError:  # a system of another kind, or one that hides them
         places = [f"alone {os.getpid()}"]
-    if not _futex.AVAILABLE:
+    if not futex.AVAILABLE:
         places.append(f"alone {os.getpid()}")
     both = (machine, machine + " ".join(places).encode())
     return " ".join(hashlib.blake2b(part, digest_size=16).hexdigest() for part in both)

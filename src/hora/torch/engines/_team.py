@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch.distributed import DistBackendError
 
-from hora.torch.engines import _futex
+from hora.core import futex
 from hora.torch.engines._memory import NONCE, Segment
 
 __all__ = ["SLICE", "SLOT", "Broken", "Team"]
@@ -82,7 +82,7 @@ class Team:
         self._addresses = [segment.address + start + word * _LINE for word in range(WORDS)]
         self._control = segment.memory[start + WORDS * _LINE : start + (WORDS + 1) * _LINE].cast("I")
         self._nobody = segment.address + start + (WORDS + 1) * _LINE  # a word on which nobody sleeps
-        _futex.probe(self._nobody)
+        futex.probe(self._nobody)
         rows = segment.memory[_PAGE : _PAGE + self.size * _ROW]
         self._rows = rows.cast("q")
         self._texts = [rows[i * _ROW + _TEXT : (i + 1) * _ROW] for i in range(self.size)]
@@ -111,7 +111,7 @@ class Team:
         if self.index == 0:
             self._words[(word + 1) % WORDS * 16] = 0
         self.phase += 1
-        _futex.arrive(self._addresses[word], self._nobody, last=self.size - 1)
+        futex.arrive(self._addresses[word], self._nobody, last=self.size - 1)
         # After it: a rank that is killed between these lines must not pass for one that has arrived.
         self._rows[self._own + _ARRIVED] = self.phase
 
@@ -121,7 +121,7 @@ class Team:
         words, size = self._words, self.size
         for _ in range(self._spins):
             if words[word] == size:
-                _futex.fence(self._nobody)
+                futex.fence(self._nobody)
                 return True
         return False
 
@@ -139,7 +139,7 @@ class Team:
         if value > self.size:
             self.look()  # a rank has found out that somebody is gone
         limit = min(seconds, SLICE)
-        woken = _futex.sleep(self._addresses[word], value, limit)
+        woken = futex.sleep(self._addresses[word], value, limit)
         if woken and self._words[word * 16] == value:
             self.look()  # woken by a rank that gives up, or by a signal
         return woken or limit < SLICE
@@ -186,7 +186,7 @@ class Team:
         if self._failure is None:
             self._failure = DistBackendError(reason) if lost else Broken(reason)
         for address in self._addresses:
-            _futex.wake(address)
+            futex.wake(address)
 
     def give_up(self, reason: str) -> None:
         """As :meth:`fail`; the others, too, learn that this rank will not come any more."""
@@ -289,7 +289,7 @@ class Team:
                 more = _read(self._reasons[index]) if states[index] == _GAVE_UP and how.endswith(": ") else ""
                 self.fail(f"Rank {self.members[index]} {how}{more}", lost=True)
                 # In this phase nobody goes on any more, so its word may tell all others to look as well.
-                _futex.mark(self._addresses[(self.phase - 1) % WORDS], self._nobody)
+                futex.mark(self._addresses[(self.phase - 1) % WORDS], self._nobody)
         self.check()
 
 

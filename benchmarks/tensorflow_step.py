@@ -1,0 +1,164 @@
+"""One training step of a small convolutional network with TensorFlow: Hora against
+MultiWorkerMirroredStrategy.
+
+    python benchmarks/tensorflow_step.py [--rounds 15] [--ranks 2]
+
+Both contenders are jobs of their own and train the same Keras 3 model on the same batches with Adam, in a
+loop of their own: Keras 3 has no ``fit`` that works with the strategy. They take turns, burst by burst. "strategy"
+is ``strategy.run`` inside a ``tf.function``; "Hora" is ``DistributedGradientTape`` inside one, under ``hora
+run`` with the guard. The time is that of the slowest rank.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from _interleave import Report, arguments, interleave, long_table
+from _jobs import Driver, Handler, Job, JobError, Message, Run, bursts, serve
+
+CONTENDERS = ("strategy", "Hora")
+BATCH = 64
+"""Photos per rank and step."""
+
+STEPS = 20
+"""Of a burst."""
+
+
+def main() -> int:
+    parser = arguments(__doc__)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=120.0, help="rounds end early after this")
+    parser.add_argument("--rank-of", choices=CONTENDERS, help="be a rank: what the benchmark starts itself")
+    given = parser.parse_args()
+    if given.rank_of:
+        serve(lambda: rank_of(given.rank_of), rank=int(os.environ["HORA_RANK"]))
+        return 0
+    report = Report("tensorflow_step", base="strategy")
+    with Driver() as driver:
+        measures: dict[str, Callable[[], float]] = {}
+        for name in CONTENDERS:
+            try:
+                job = start(driver, name, given.ranks)
+            except JobError as error:
+                report.leave_out(name, str(error), failed=True)
+                continue
+            job.ask({"prepare": {}})
+            job.burst("step", calls=STEPS)
+            measures[name] = functools.partial(job.burst, "step", calls=STEPS)
+        case: dict[str, str | int] = {"step of": "a small CNN", "ranks": given.ranks}
+        report.add(case, interleave(measures, given.rounds, seconds=given.seconds))
+    print(long_table(report.rows), flush=True)
+    return report.finish(given.json)
+
+
+def start(driver: Driver, name: str, ranks: int) -> Job:
+    """The job of a contender; the launcher starts both, and the guard looks at Hora's."""
+    guard = "on" if name == "Hora" else "off"
+    run = [sys.executable, "-m", "hora.cli", "run", "-n", str(ranks), "--guard", guard]
+    folder = str(Path(os.environ.get("TMPDIR", "/tmp")) / f"tensorflow-step-{os.getpid()}-{guard}")
+    os.environ |= {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    return driver.command(name, ranks, [*run, "--run-dir", folder, __file__, "--rank-of", name])
+
+
+def rank_of(name: str) -> Handler:
+    """A rank of a contender."""
+    step, barrier = with_strategy() if name == "strategy" else with_hora()
+
+    def prepare(_: Message) -> dict[str, Run]:
+        return {"step": step}
+
+    return bursts(prepare, barrier)
+
+
+def with_hora() -> tuple[Run, Run]:
+    import tensorflow as tf
+
+    import hora.tensorflow as hora
+
+    hora.init()
+    model, optimizer, loss_of = training()
+    hora.broadcast_variables(model.variables)
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        with hora.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = loss_of(y, model(x, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    x, y = map(tf.constant, batch(hora.rank()))
+    return lambda: float(step(x, y)), hora.barrier
+
+
+def with_strategy() -> tuple[Run, Run]:
+    import tensorflow as tf
+
+    rank, size = int(os.environ["HORA_RANK"]), int(os.environ["HORA_SIZE"])
+    first = int(os.environ["MASTER_PORT"])
+    workers = [f"127.0.0.1:{first + 1 + number}" for number in range(size)]
+    task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
+    os.environ["TF_CONFIG"] = json.dumps(task)
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model, optimizer, loss_of = training()
+        optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        def own(x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = loss_of(y, model(x, training=True)) / size
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            return loss
+
+        return strategy.run(own, args=(x, y))
+
+    @tf.function
+    def meet() -> Any:
+        def sum_of_ones() -> Any:
+            return tf.distribute.get_replica_context().all_reduce("SUM", tf.ones([]))
+
+        return strategy.run(sum_of_ones)
+
+    x, y = map(tf.constant, batch(rank))
+    return lambda: float(step(x, y)), lambda: float(meet())
+
+
+def training() -> tuple[Any, Any, Any]:
+    """Two convolutions, two dense layers, each with a bias: 0.43 million numbers in 8 variables."""
+    import tensorflow as tf
+
+    layers = tf.keras.layers
+    tf.keras.utils.set_random_seed(0)
+    model = tf.keras.Sequential(
+        [
+            layers.Input((28, 28, 1)),
+            layers.Conv2D(32, 3, 2, padding="same", activation="relu"),
+            layers.Conv2D(64, 3, 2, padding="same", activation="relu"),
+            layers.Flatten(),
+            layers.Dense(128, activation="relu"),
+            layers.Dense(10),
+        ]
+    )
+    loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum_over_batch_size")
+    return model, tf.keras.optimizers.Adam(1e-3), loss_of
+
+
+def batch(rank: int) -> tuple[Any, Any]:
+    draw = np.random.default_rng(rank)
+    return draw.normal(size=(BATCH, 28, 28, 1)).astype(np.float32), draw.integers(0, 10, BATCH)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
