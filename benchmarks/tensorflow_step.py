@@ -4,9 +4,9 @@ MultiWorkerMirroredStrategy.
     python benchmarks/tensorflow_step.py [--rounds 15] [--ranks 2]
 
 Both contenders are jobs of their own and train the same Keras 3 model on the same batches with Adam, in a
-loop of their own: Keras 3 has no ``fit`` that works with the strategy. They take turns, burst by burst. "strategy"
-is ``strategy.run`` inside a ``tf.function``; "Hora" is ``DistributedGradientTape`` inside one, under ``hora
-run`` with the guard. The time is that of the slowest rank.
+loop of their own: Keras 3 has no ``fit`` that works with the strategy. They take turns, burst by burst.
+"strategy" is ``strategy.run`` inside a ``tf.function``; "Hora" is ``DistributedGradientTape`` inside one,
+under ``hora run`` with the guard. The time is that of the slowest rank.
 """
 
 from __future__ import annotations

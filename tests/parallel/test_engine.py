@@ -17,8 +17,9 @@ import torch.distributed as dist
 from tests.ranks import RankFailure, ranks, run_ranks
 
 import hora.torch as hora
+from hora.core import futex
 from hora.core.errors import CollectiveError
-from hora.torch.engines import LARGE, Group, _team, futex
+from hora.torch.engines import LARGE, Group, _team
 from hora.torch.engines._team import SLOT
 
 SIZES = [0, 1, 5, 1000, LARGE // 8, LARGE // 8 + 1, SLOT // 8, SLOT // 8 + 1, SLOT // 4 + 77]

@@ -16,10 +16,11 @@ import torch.distributed as dist
 from tests.ranks import ranks, run_ranks
 
 import hora.torch as hora
+from hora.core import futex
 from hora.core.errors import WorldError
 from hora.core.settings import Settings
 from hora.core.world import World
-from hora.torch.engines import Group, _create, _memory, _team, futex
+from hora.torch.engines import Group, _create, _memory, _team
 
 Patch = Callable[[], None]
 

@@ -74,3 +74,15 @@ def test_a_rank_that_fails_ends_the_job(act: str, whose: int, names: str, tmp_pa
     assert code != 0
     assert names in text, text
     assert ended - float(told.read_text()) < 10.0, text
+
+
+def test_horovods_interface(tmp_path: Path) -> None:
+    code, text = run_job(3, "as_horovod.py", folder=tmp_path, flags=("--horovod",))
+    assert code == 0, text
+
+
+def test_the_runtimes_own_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What carries tensors between hosts does so on one, too."""
+    monkeypatch.setenv("HORA_ENGINE", "gloo")
+    code, text = run_job(2, "everything.py", str(tmp_path / "trained.npz"), folder=tmp_path)
+    assert code == 0, text

@@ -7,6 +7,9 @@ that Horovod made standard.
 
 from __future__ import annotations
 
+from hora.tensorflow import (
+    elastic as elastic,
+)
 from hora.tensorflow._batch_norm import (
     SyncBatchNormalization,
 )
