@@ -88,7 +88,7 @@ def with_hora() -> tuple[Run, Run]:
     model, optimizer, loss_of = training()
     hora.broadcast_variables(model.variables)
 
-    @tf.function
+    @tf.function  # type: ignore[untyped-decorator]
     def step(x: Any, y: Any) -> Any:
         with hora.DistributedGradientTape(tf.GradientTape()) as tape:
             loss = loss_of(y, model(x, training=True))
@@ -113,7 +113,7 @@ def with_strategy() -> tuple[Run, Run]:
         model, optimizer, loss_of = training()
         optimizer.build(model.trainable_variables)
 
-    @tf.function
+    @tf.function  # type: ignore[untyped-decorator]
     def step(x: Any, y: Any) -> Any:
         def own(x: Any, y: Any) -> Any:
             with tf.GradientTape() as tape:
@@ -124,7 +124,7 @@ def with_strategy() -> tuple[Run, Run]:
 
         return strategy.run(own, args=(x, y))
 
-    @tf.function
+    @tf.function  # type: ignore[untyped-decorator]
     def meet() -> Any:
         def sum_of_ones() -> Any:
             return tf.distribute.get_replica_context().all_reduce("SUM", tf.ones([]))

@@ -22,6 +22,9 @@ ECHO_TYPES = (
     "DistStoreError",
 )
 
+TENSORFLOW_ERRORS = ("UnavailableError", "UnknownError", "CancelledError")
+"""What an operation of TensorFlow raises for a lost connection, and whatever else in a graph."""
+
 CONNECTION_ERRORS = ("ConnectionError", "ConnectionRefusedError", "ConnectionAbortedError")
 
 ECHO_TEXT = re.compile(
@@ -29,6 +32,7 @@ ECHO_TEXT = re.compile(
     r"|broken pipe|socket closed|connection to rank \d+ lost"
     r"|failed to recv, got 0 bytes|recvvalue failed|pair closure|read timeout"
     r"|callback: DistBackendError"  # out of C++ that had called an engine of Hora's
+    r"|collective ops is aborted|the collective was given up|connection lost"
     r"|ncclremoteerror|remote process exited|(nccl communicator|the group) was aborted|ncclsystemerror",
     re.IGNORECASE,
 )
@@ -51,7 +55,7 @@ def looks_like_echo(kind: str, message: str) -> bool:
         kind: the exception's class name.
         message: its text. For exceptions of general classes the text alone decides.
     """
-    general = kind in ("RuntimeError", "Broken", "OSError", *CONNECTION_ERRORS)
+    general = kind in ("RuntimeError", "Broken", "OSError", *CONNECTION_ERRORS, *TENSORFLOW_ERRORS)
     # JAX raises one of the two when Gloo has lost a rank, as it happens.
     of_jax = kind in ("JaxRuntimeError", "ValueError") and "Gloo" in message
     return kind in ECHO_TYPES or ((general or of_jax) and ECHO_TEXT.search(message) is not None)

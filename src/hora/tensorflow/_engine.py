@@ -50,7 +50,7 @@ class Group(NamedTuple):
 class Carrier(Protocol):
     """What the engines have in common; see :class:`Engine`."""
 
-    def reduce(self, flat: Tensor, merge: str, group: Group) -> Tensor:
+    def reduce(self, flat: Tensor, merge: str, group: Group, *, divisor: int = 1) -> Tensor:
         """Elements combined over the group."""
 
     def gather(self, flat: Tensor, group: Group) -> Tensor:
@@ -84,14 +84,17 @@ class Engine:
         self._counts: dict[int, int] = {}
         self._order = threading.Lock()
 
-    def reduce(self, flat: Tensor, merge: str, group: Group) -> Tensor:
+    def reduce(self, flat: Tensor, merge: str, group: Group, *, divisor: int = 1) -> Tensor:
         """Elements combined over the group; ``merge`` is Add, Mul, Min or Max.
 
         Args:
             flat: one dimension; float16, bfloat16, float32, float64, int32 or int64.
             merge: how two elements are combined.
             group: who takes part.
+            divisor: of the result; 1 for whole numbers.
         """
+        if divisor != 1:
+            return self.reduce(flat, merge, group) / tf.cast(divisor, flat.dtype)
         if group.size == 1:
             return flat
         length, step = int(flat.shape[0]), CHUNK // flat.dtype.size

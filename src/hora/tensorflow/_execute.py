@@ -67,6 +67,9 @@ def execute(request: Request, engine: Carrier, group: Group) -> list[Tensor]:
 
 
 def _allreduce(request: Request, engine: Carrier, group: Group) -> list[Tensor]:
+    if _is_plain(request):
+        divisor = group.size if request.op is ReduceOp.Average else 1
+        return [engine.reduce(tensor, "Add", group, divisor=divisor) for tensor in request.tensors]
     results: list[Tensor] = [None] * len(request.tensors)
     buckets: dict[tf.DType, list[int]] = {}
     wide = []
@@ -91,6 +94,17 @@ def _allreduce(request: Request, engine: Carrier, group: Group) -> list[Tensor]:
             scaled = scaled_by(part, request.postscale, like=given.dtype)
             results[place] = tf.reshape(narrowed(scaled, given.dtype, request.op), given.shape)
     return results
+
+
+def _is_plain(request: Request) -> bool:
+    """Whether the engine can take all as it is, as a step's gradients: nothing else is to be computed."""
+    return (
+        request.op in (ReduceOp.Average, ReduceOp.Sum)
+        and (request.prescale, request.postscale) == (1.0, 1.0)
+        and all(
+            tensor.dtype in (tf.float32, tf.float64) and tensor.shape.rank == 1 for tensor in request.tensors
+        )
+    )
 
 
 def _reduced(flat: Tensor, op: ReduceOp, engine: Carrier, group: Group) -> Tensor:

@@ -75,13 +75,14 @@ class SharedEngine:
         """
         self._teams[group.number] = _Team(group, self._timeout, self._tell, self._ended)
 
-    def reduce(self, flat: Tensor, merge: str, group: Group) -> Tensor:
+    def reduce(self, flat: Tensor, merge: str, group: Group, *, divisor: int = 1) -> Tensor:
         """Elements combined over the group; ``merge`` is Add, Mul, Min or Max.
 
         Args:
             flat: one dimension.
             merge: how two elements are combined.
             group: who takes part.
+            divisor: of the result; 1 for whole numbers.
         """
         mine = flat.numpy()
         if group.size == 1 or not mine.size:
@@ -89,6 +90,8 @@ class SharedEngine:
         team, total = self._team(group), np.empty_like(mine)
         for start, stop in _pieces(mine.size, mine.itemsize):
             team.reduce(mine[start:stop], MERGE[merge], total[start:stop])
+            if divisor != 1:
+                total[start:stop] /= divisor  # here, where NumPy needs no other thread
         return tf.convert_to_tensor(total)
 
     def gather(self, flat: Tensor, group: Group) -> Tensor:
