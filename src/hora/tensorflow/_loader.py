@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hora.adapter.order import Epochs, Tail, check_global_batch, check_tail, positions, share
+from hora.adapter.order import Epochs, Tail, check_global_batch, check_tail
 from hora.core.errors import GlobalBatchError, UsageError
 from hora.tensorflow._context import required
 
@@ -86,14 +86,8 @@ class Loader(Epochs):
         ).apply(tf.data.experimental.assert_cardinality(len(self)))
 
     def _batches(self, serial: int, rank: int, size: int) -> Iterator[Any]:
-        order = self._samples_in_order()
-        for step in self._steps(self._consumed):
-            self._check(serial)
-            chosen = positions(order, *share(step.start, step.stop, rank=rank, size=size))
-            self._hand_out(step)
+        for chosen in self._indices(serial, rank=rank, size=size):
             yield tf.nest.map_structure(lambda array, rows=chosen: tf.constant(array[rows]), self._arrays)
-        self._check(serial)
-        self._end()
 
 
 def shard(dataset: tf.data.Dataset, *, global_batch: int) -> tf.data.Dataset:
