@@ -25,7 +25,7 @@ from _interleave import Report, arguments, interleave, long_table
 from _jobs import Driver, Handler, Job, JobError, Message, Run, bursts, serve
 
 CONTENDERS = ("strategy", "Hora")
-BATCH = 64
+BATCH = 16
 """Photos per rank and step."""
 
 STEPS = 20

@@ -14,7 +14,7 @@ import sys, types
 for name in ("torch", "optax", "flax"):
     sys.modules[name] = None  # an import of it fails
 import hora.tensorflow as hora
-import hora.tensorflow.horovod
+import hora.tensorflow.horovod as hvd
 mine = [name for name in sys.modules if name.startswith(("hora.torch", "hora.jax", "hora.keras"))]
 assert not mine, mine
 for name, value in sorted(vars(hora).items()):
