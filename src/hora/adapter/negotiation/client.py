@@ -25,96 +25,18 @@ from hora.adapter.context import Common
 from hora.adapter.negotiation.coordinator import Coordinator
 from hora.adapter.negotiation.errors import HorovodInternalError
 from hora.adapter.negotiation.match import Ask, Key
+from hora.adapter.negotiation.pending import Pending
 from hora.adapter.negotiation.timeline import Trace
-from hora.core.events import Timeline
 
 __all__ = ["Client", "Pending"]
-
-PATIENCE = 0.05
-"""Seconds after which rank 0 lets the coordinator watch for a stall of what it waits for."""
 
 READY: Key = (0, "init")
 
 NAME_SECONDS = 0.05
 """How long an operation holds its name after it was asked for, while this rank has waited for nothing."""
 
-WORTH_TELLING = 2e-5
-"""Seconds of waiting that the timeline keeps; a step asks for hundreds of results that are there."""
-
 LEAVE_SECONDS = 2.0
 """How long shutdown waits for an executor that may be stuck in the engine, because a rank is gone."""
-
-
-class Pending:
-    """An operation under way."""
-
-    __slots__ = (
-        "_error",
-        "_event",
-        "_result",
-        "coordinator",
-        "key",
-        "process_set",
-        "ready",
-        "recent",
-        "request",
-        "rows",
-        "timeline",
-    )
-
-    def __init__(
-        self,
-        key: Key,
-        request: Any = None,
-        *,
-        process_set: Any = None,
-        timeline: Timeline | None = None,
-    ) -> None:
-        self.key = key
-        self.request = request
-        self.process_set = process_set
-        self.timeline = timeline
-        self.coordinator: Coordinator | None = None
-        self.rows: list[list[int]] | None = None
-        self.ready: Any = None
-        self.recent: dict[Key, float] = {}
-        self._event = threading.Event()
-        self._result: Any = None
-        self._error: BaseException | None = None
-
-    def done(self) -> bool:
-        ended = self._event.is_set()
-        if ended:
-            self.recent.pop(self.key, None)
-        return ended
-
-    def wait(self) -> Any:
-        began = time.time()
-        if self.coordinator is not None and not self._event.wait(PATIENCE):
-            self.coordinator.wake()  # it sleeps, and nobody else has told it to watch this operation
-        self._event.wait()
-        ended = time.time()
-        if ended - began > WORTH_TELLING and self.timeline is not None:
-            self.timeline.add(f"wait for {self.key[1]}", began, ended)
-        self.recent.clear()
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-    def wait_until(self, seconds: float) -> bool:
-        return self._event.wait(seconds)
-
-    def succeed(self, result: Any) -> None:
-        if not self._event.is_set():
-            self._result = result
-            self.request = None
-            self._event.set()
-
-    def fail(self, error: BaseException) -> None:
-        if not self._event.is_set():
-            self._error = error
-            self.request = None
-            self._event.set()
 
 
 class Client:
