@@ -176,7 +176,8 @@ class Inputs:
             result = original(*args, **kwargs)
             if not torch.compiler.is_compiling() and isinstance(result, torch.Tensor):
                 with self._harmless():
-                    if result.dim() and result.numel() >= FEW and len(self._noise) < 64:
+                    large = result.dim() and result.numel() >= FEW and not result.is_meta
+                    if large and len(self._noise) < 64:
                         self._noise.append((tuple(result.shape), sample(result)))
             return result
 

@@ -74,6 +74,7 @@ class Plan:
         self._warmup: tuple[int, int] | None = None
         self._said = False
         self._rule: str | None = None
+        self._elsewhere = False
 
     def install(self) -> Callable[[], None]:
         """See the steps that a GradScaler leaves out before the first; returns what undoes it."""
@@ -128,6 +129,10 @@ class Plan:
             )
         self._check_window(steps)
 
+    def elsewhere(self) -> None:
+        """Steps are made by an optimizer that is none of torch's: neither plan nor steps show here."""
+        self._said = self._elsewhere = True
+
     def epochs(self, epochs: int) -> None:
         """The training goes through so many epochs."""
         self._epochs = epochs
@@ -153,7 +158,7 @@ class Plan:
     def finish(self) -> None:
         """The job ends: was there ever a step?"""
         losses = self._watch.losses
-        steps = self._steps()
+        steps = None if self._elsewhere else self._steps()
         if self._watch.step == 0 and losses.passes > 1 and steps and losses.passes >= steps:
             self._send(
                 f"{losses.passes} backward passes were made, in epochs of {steps}, and no step: a window of "
