@@ -1,0 +1,103 @@
+"""What ``init()`` changes in Keras, and ``shutdown()`` takes back.
+
+- Before a model trains, its train step is made fit for the ranks' engine, see :func:`_prepared`.
+- A TensorFlow model without an input shape is built before the first step, as on the other backends: what
+  rank 0 broadcasts has to be there before anything is computed with it.
+- Only rank 0 shows progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras.callbacks import ProgbarLogger
+from keras.optimizers import LossScaleOptimizer
+
+from hora.keras import _data
+from hora.keras._backend import BACKEND, api, engine
+from hora.keras._optimizer import Distributed, unwrap, wrap
+
+__all__ = ["install", "remove"]
+
+_changed: list[tuple[type, str, Any]] = []
+
+
+def install() -> None:
+    """Change Keras; a second call does nothing."""
+    if _changed:
+        return
+    _around(keras.Model, "make_train_function", _prepared)
+    _around(keras.Model, "_symbolic_build", _peeking)
+    if BACKEND == "tensorflow":
+        _around(keras.Model, "_maybe_symbolic_build", _building)
+    if api.rank() > 0:
+        _around(ProgbarLogger, "set_params", _silent)
+
+
+def remove() -> None:
+    """Make Keras as it was."""
+    while _changed:
+        owner, name, original = _changed.pop()
+        setattr(owner, name, original)
+
+
+def _around(cls: type, name: str, made: Callable[[Any], Any]) -> None:
+    owner = next(base for base in cls.__mro__ if name in vars(base))
+    original = vars(owner)[name]
+    _changed.append((owner, name, original))
+    setattr(owner, name, made(original))
+
+
+def _prepared(original: Any) -> Any:
+    def make_train_function(self: Any, force: bool = False) -> Any:
+        if api.is_initialized() and api.size() > 1:
+            _scale_outside(self)
+            if isinstance(self.optimizer, Distributed):
+                made = engine.train_function(self, force=force)
+                if made:
+                    return None
+        return original(self, force)
+
+    return make_train_function
+
+
+def _scale_outside(model: Any) -> None:
+    """``compile`` puts a ``LossScaleOptimizer`` around the optimizer of a float16 model; the ranks' gradients
+    are to be combined before it looks at them.
+    """
+    outer = model.optimizer
+    if (
+        isinstance(outer, LossScaleOptimizer)
+        and not isinstance(outer, Distributed)
+        and isinstance(outer.inner_optimizer, Distributed)
+    ):
+        wrap(outer, unwrap(outer.inner_optimizer))
+
+
+def _peeking(original: Any) -> Any:
+    def symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
+        adapter = getattr(iterator, "data_adapter", None)
+        if data_batch is None and isinstance(adapter, _data.Batches):
+            iterator, data_batch = None, adapter.peek()
+        return original(self, iterator=iterator, data_batch=data_batch)
+
+    return symbolic_build
+
+
+def _building(original: Any) -> Any:
+    def maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
+        if api.is_initialized() and api.size() > 1 and isinstance(self.optimizer, Distributed):
+            self._symbolic_build(iterator=iterator, data_batch=data_batch)
+            return None
+        return original(self, iterator=iterator, data_batch=data_batch)
+
+    return maybe_symbolic_build
+
+
+def _silent(original: Any) -> Any:
+    def set_params(self: Any, params: Any) -> None:
+        original(self, {**params, "verbose": 0})
+
+    return set_params

@@ -1,0 +1,84 @@
+"""Keras on PyTorch: gradients travel by ``hora.torch``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import hora.torch as hora
+from hora.core.errors import WorldChangedError
+from hora.torch.elastic._run import going_on
+
+__all__ = ["State", "as_one", "native", "reduce", "run", "train_function"]
+
+
+@torch.no_grad()
+def reduce(
+    gradients: Sequence[torch.Tensor | None],
+    variables: Sequence[Any],
+    *,
+    op: Any,
+    compression: Any,
+    prescale: float,
+    postscale: float,
+    sparse_as_dense: bool,
+    process_set: Any,
+    name: str | None,
+) -> list[torch.Tensor | None]:
+    """One message for each dtype. PyTorch's graph may differ from rank to rank, so who has a gradient goes
+    along.
+    """
+    watch = hora.context().watch
+    if watch is not None:
+        watch.plan.elsewhere()
+    given = [
+        torch.zeros_like(variable.value) if gradient is None else gradient
+        for gradient, variable in zip(gradients, variables, strict=True)
+    ]
+    if sparse_as_dense:
+        given = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in given]
+    present = torch.tensor(
+        [gradient is not None for gradient in gradients], dtype=torch.float32, device=given[0].device
+    )
+    *reduced, had = hora.grouped_allreduce(
+        [*given, present],
+        name=name or "gradients",
+        op=op,
+        compression=compression,
+        prescale_factor=prescale,
+        postscale_factor=postscale,
+        process_set=process_set,
+    )
+    return [gradient if some else None for gradient, some in zip(reduced, (had > 0).tolist(), strict=True)]
+
+
+def as_one() -> bool:
+    """Whether ranks that do not take part run the same program nevertheless."""
+    return False
+
+
+def native(value: NDArray[Any]) -> torch.Tensor:
+    """An array as a tensor, of the same dtype."""
+    return torch.from_numpy(np.array(value, copy=True))
+
+
+def train_function(model: Any, *, force: bool) -> bool:
+    """Keras makes it, as Python. ``torch.compile`` has to leave the engine's part alone."""
+    global reduce
+    if model.jit_compile:
+        reduce = torch.compiler.disable(reduce)
+    return False
+
+
+State = hora.elastic.ObjectState
+
+
+def run(function: Any) -> Any:
+    """See ``hora.keras.elastic.run``; workers that live go on when others are lost."""
+    from hora.keras import _context
+
+    return going_on(function, leave=_context.shutdown, join=_context.init, interrupts=(WorldChangedError,))

@@ -1,0 +1,3 @@
+"""``horovod.keras.callbacks``."""
+
+from hora.keras.callbacks import *

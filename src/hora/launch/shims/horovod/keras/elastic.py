@@ -1,0 +1,3 @@
+"""``horovod.keras.elastic``."""
+
+from hora.keras.elastic import *

@@ -1,0 +1,5 @@
+"""``import horovod.tensorflow.keras as hvd``."""
+
+from hora.keras.horovod import *
+
+from . import callbacks, elastic

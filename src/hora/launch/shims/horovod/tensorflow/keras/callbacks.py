@@ -1,0 +1,3 @@
+"""``horovod.tensorflow.keras.callbacks``."""
+
+from hora.keras.callbacks import *

@@ -1,0 +1,3 @@
+"""``horovod.tensorflow.keras.elastic``."""
+
+from hora.keras.elastic import *
