@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from numpy.typing import NDArray
 
 import hora.jax as hora
+from hora.jax._own import Own
 from hora.jax._traced import is_inside
 from hora.keras._state import ObjectState as State
 from hora.keras._state import run
@@ -62,6 +63,40 @@ def train_function(model: Any, *, force: bool) -> bool:
         return False
     if model.train_function is not None and not force:
         return True
-    step = hora.spmd(model.train_step, split=1, donate=0)
-    model.train_function = model._make_function(lambda state, data: hora.local(step(state, data)))
+    form = _Form(model)
+
+    def step(state: Any, data: Any) -> Any:
+        logs, state = model.train_step(form.opened(state), data)
+        return Own(logs), form.closed(state)
+
+    step.__name__ = f"train_step of {model.name}"
+    compiled = hora.spmd(step, split=1, donate=0)
+
+    def together(state: Any, data: Any) -> Any:
+        logs, state = hora.local(compiled(form.closed(state), data))
+        return logs.inner, form.opened(state)
+
+    model.train_function = model._make_function(together)
     return True
+
+
+class _Form:
+    """The state of a train step as Keras has it, and as the guard can tell what is to be equal on all ranks."""
+
+    def __init__(self, model: Any) -> None:
+        options: Any = model.optimizer._options
+        inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        alone = bool(options.local_layers) or options.process_set is not hora.global_process_set
+        self._own = (alone, True, alone or bool(inner.gradient_accumulation_steps), True)
+        # Variables may have one name; the guard shows them by it.
+        paths = [variable.path for variable in model.trainable_variables]
+        self._names = [path if paths.count(path) == 1 else f"{path} {at}" for at, path in enumerate(paths)]
+
+    def closed(self, state: Any) -> Any:
+        named = dict(zip(self._names, state[0], strict=True))
+        parts = (named, *state[1:])
+        return tuple(Own(part) if own else part for part, own in zip(parts, self._own, strict=True))
+
+    def opened(self, state: Any) -> Any:
+        named, *rest = (part.inner if own else part for part, own in zip(state, self._own, strict=True))
+        return ([named[name] for name in self._names], *rest)
