@@ -20,6 +20,6 @@ model = keras.Sequential(
 optimizer = keras.optimizers.Adam(2e-3)
 model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
 history = model.fit(
-    photos, labels, batch_size=96, epochs=2, verbose=2, validation_data=(test_photos, test_labels)
+    photos, labels, batch_size=96, epochs=1, verbose=2, validation_data=(test_photos, test_labels)
 ).history
 print(*(f"{loss:.9g}" for loss in [*history["loss"], *history["val_loss"]]))

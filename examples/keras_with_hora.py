@@ -24,6 +24,6 @@ model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=
 data = hora.data_loader(photos, labels, global_batch=96, seed=1)
 test_data = hora.data_loader(test_photos, test_labels, global_batch=96, shuffle=False, tail="uneven")
 callbacks = [hora.callbacks.BroadcastGlobalVariablesCallback(), hora.callbacks.MetricAverageCallback()]
-history = model.fit(data, epochs=2, verbose=2, validation_data=test_data, callbacks=callbacks).history
+history = model.fit(data, epochs=1, verbose=2, validation_data=test_data, callbacks=callbacks).history
 if hora.rank() == 0:
     print(*(f"{loss:.9g}" for loss in [*history["loss"], *history["val_loss"]]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import inspect
 import io
 import os
 import re
@@ -249,7 +250,7 @@ def case_metrics_are_those_of_all_samples() -> None:
     labels, x = (Y > 0).astype("float32"), X / 4 + 0.5
     model = network()
     optimizer = hora.DistributedOptimizer(keras.optimizers.SGD(0.0))
-    model.compile(optimizer, "mse", metrics=[keras.metrics.AUC(name="auc")])
+    model.compile(optimizer, "mse", metrics=[keras.metrics.Precision(thresholds=0.4, name="precision")])
     whole = model.evaluate(x, labels, batch_size=GLOBAL, verbose=0, return_dict=True)
     expected = model.evaluate(x[:43], labels[:43], batch_size=GLOBAL, verbose=0, return_dict=True)
     part = hora.data_loader(x[:43], labels[:43], global_batch=GLOBAL, shuffle=False, tail="uneven")
@@ -265,7 +266,7 @@ def case_metrics_are_those_of_all_samples() -> None:
         validation_data=part,
         callbacks=[hora.callbacks.MetricAverageCallback()],
     ).history
-    assert set(found) == set(expected) == {"loss", "auc"}
+    assert set(found) == set(expected) == {"loss", "precision"}
     for name in expected:
         assert abs(found[name] - expected[name]) < 1e-6, name
         assert abs(history[f"val_{name}"][0] - expected[name]) < 1e-6, name
@@ -435,10 +436,9 @@ def loop_in_tensorflow(model: keras.Model, optimizer: keras.optimizers.Optimizer
 
 
 def loop_in_jax(model: keras.Model, optimizer: keras.optimizers.Optimizer, data: hora.Batches) -> None:
+    import hora.jax
     import jax
     import jax.numpy as jnp
-
-    import hora.jax
 
     def loss_of(trainable: list, fixed: list, x: object, y: object) -> object:
         out, _ = model.stateless_call(trainable, fixed, x)
@@ -568,6 +568,23 @@ def case_what_only_one_backend_has() -> None:
             lambda: jax.jit(optimizer.stateless_apply)(state, [variable.value], [variable.value]),
             "spmd",
         )
+
+
+def case_the_face_is_what_the_reference_tells() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "keras.md").read_text()
+    own = [name for name, value in vars(hora).items() if not inspect.ismodule(value) and name[0] != "_"]
+    assert {*own} - {"annotations", "Any"} == {*hora.__all__}
+    assert list(hora.__all__) == sorted(hora.__all__)
+    headings = dict(re.findall(r"^### `([A-Za-z_.]+)(.*)`$", text, flags=re.MULTILINE))
+    calls = {f"callbacks.{name}": getattr(hora.callbacks, name) for name in hora.callbacks.__all__}
+    states = {f"elastic.{name}": getattr(hora.elastic, name) for name in ("KerasState", "run")}
+    public = {name: getattr(hora, name) for name in hora.__all__} | calls | states
+    assert set(headings) == set(public)
+    for name, value in public.items():
+        assert inspect.getdoc(value), name
+        if inspect.isfunction(value):
+            for parameter in inspect.signature(value).parameters:
+                assert re.search(rf"\b{parameter}\b", headings[name]), (name, parameter)
 
 
 def with_error(kind: type[Exception], call: Callable[[], object], text: str) -> None:

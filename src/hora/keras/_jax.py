@@ -81,7 +81,7 @@ def train_function(model: Any, *, force: bool) -> bool:
 
 
 class _Form:
-    """The state of a train step as Keras has it, and as the guard can tell what is to be equal on all ranks."""
+    """The state of a train step as Keras has it, and as the guard sees what is to be equal on all ranks."""
 
     def __init__(self, model: Any) -> None:
         options: Any = model.optimizer._options

@@ -185,6 +185,9 @@ def wrap(optimizer: Any, options: Options) -> Any:
             fix="Write hora.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)).",
         )
     _accumulate(optimizer.inner_optimizer if scales else optimizer, options.passes)
+    from hora.keras import _hooks  # it builds on this module; the script may have called another init()
+
+    _hooks.install()
     made = type(
         plain.__name__,
         (DistributedLossScale if scales else Distributed, plain),

@@ -83,7 +83,16 @@ class ObjectState:
 
 
 def run(function: Callable[..., Any]) -> Callable[..., Any]:
-    """See ``hora.keras.elastic.run``."""
+    """Make a training function go on after a failure: it begins where its state was committed last.
+
+    With ``hora run --restarts`` the job starts anew.
+
+    Args:
+        function: takes the state, such as :class:`KerasState`, and what else the caller gives.
+
+    Returns:
+        The function to call; it returns what ``function`` returns.
+    """
 
     @functools.wraps(function)
     def elastic(state: ObjectState, *args: Any, **kwargs: Any) -> Any:

@@ -78,7 +78,17 @@ State = hora.elastic.ObjectState
 
 
 def run(function: Any) -> Any:
-    """See ``hora.keras.elastic.run``; workers that live go on when others are lost."""
+    """Make a training function go on after a failure: it begins where its state was committed last.
+
+    With ``hora run --restarts`` the job starts anew. With ``--min-workers`` the workers that live go on, in
+    the same processes.
+
+    Args:
+        function: takes the state, such as :class:`KerasState`, and what else the caller gives.
+
+    Returns:
+        The function to call; it returns what ``function`` returns.
+    """
     from hora.keras import _context
 
     return going_on(function, leave=_context.shutdown, join=_context.init, interrupts=(WorldChangedError,))
