@@ -114,7 +114,7 @@ class Distributed:
     _plain: ClassVar[type]
     _options: ClassVar[Options]
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> type:
         # What Keras writes to a file is the optimizer that it was, so that the file needs no Hora.
         return self._plain

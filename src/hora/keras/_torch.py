@@ -70,7 +70,7 @@ def train_function(model: Any, *, force: bool) -> bool:
     """Keras makes it, as Python. ``torch.compile`` has to leave the engine's part alone."""
     global reduce
     if model.jit_compile:
-        reduce = torch.compiler.disable(reduce)
+        reduce = torch.compiler.disable(reduce)  # type: ignore[no-untyped-call]
     return False
 
 

@@ -1,8 +1,7 @@
 """Learning rates that follow the epochs: a warm-up from one worker's rate, and any schedule.
 
 A warm-up to a rate that grows with the number of workers, and the correction of momentum when the rate
-changes, are those of Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour" (2017),
-sections 2.2 and 2.3.
+changes, are those of Goyal et al. (2017), arXiv:1706.02677, sections 2.1 and 2.2.
 """
 
 # ruff: noqa: PLR0917 - scripts written for Horovod pass these arguments by position
@@ -145,7 +144,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 def _rate(optimizer: Any) -> float:
-    return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+    rate: float = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+    return rate
 
 
 def _momenta(optimizer: Any) -> list[Any]:
