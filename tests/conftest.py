@@ -69,9 +69,10 @@ _SET_BY_OTHERS = (
     "TORCHINDUCTOR_CACHE_DIR",
     "TF_CPP_MIN_LOG_LEVEL",
     "TPU_SKIP_MDS_QUERY",
+    "TF_FORCE_GPU_ALLOW_GROWTH",
 )
 """By pytest for each test, by PyTorch when the first optimizer of the session imports its compiler, and by
-JAX when it is imported."""
+JAX and Keras when they are imported."""
 
 
 @dataclass(frozen=True)

@@ -436,9 +436,10 @@ def loop_in_tensorflow(model: keras.Model, optimizer: keras.optimizers.Optimizer
 
 
 def loop_in_jax(model: keras.Model, optimizer: keras.optimizers.Optimizer, data: hora.Batches) -> None:
-    import hora.jax
     import jax
     import jax.numpy as jnp
+
+    import hora.jax
 
     def loss_of(trainable: list, fixed: list, x: object, y: object) -> object:
         out, _ = model.stateless_call(trainable, fixed, x)

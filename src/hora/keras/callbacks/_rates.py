@@ -122,7 +122,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     ) -> None:
         def multiplier(epoch: float) -> float:
             done = (epoch + 1 / (self.steps_per_epoch or 1)) / warmup_epochs
-            return (1 + (api.size() - 1) * min(done, 1.0)) / api.size()
+            share: float = (1 + (api.size() - 1) * min(done, 1.0)) / api.size()
+            return share
 
         super().__init__(
             initial_lr,
