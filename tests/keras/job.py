@@ -594,18 +594,23 @@ def with_error(kind: type[Exception], call: Callable[[], object], text: str) -> 
 
 
 class Ending(keras.callbacks.Callback):
-    """A rank fails in the midst of a training."""
+    """A rank is killed in the midst of a training; or its model parts from that of the other, and it raises."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
         self._how = how
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        if batch == 2 and hora.rank() == (1 if self._how == "raise" else 0):
+        if self._how == "kill" and hora.rank() == 0 and batch == 2:
             print(f"failing at {time.time()}", flush=True)
-            if self._how == "raise":
-                raise RuntimeError("this rank fails on purpose")
             os.kill(os.getpid(), signal.SIGKILL)
+        if self._how == "raise" and hora.rank() == 1 and batch == 0:
+            kernel = self.model.layers[0].kernel
+            kernel.assign(kernel.value * 1.5)
+        if self._how == "raise" and hora.rank() == 1 and batch == 9:
+            time.sleep(1)  # the verdict is on its way; nobody could tell when it has come
+            print(f"failing at {time.time()}", flush=True)
+            raise RuntimeError("this rank fails on purpose")
 
 
 def end(how: str) -> None:

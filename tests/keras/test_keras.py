@@ -78,7 +78,9 @@ def test_horovods_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("size", "cases", "end"), [(2, (), "raise"), (3, FEW, "kill")], ids=["2", "3"])
 @pytest.mark.timeout(LIMIT + 10)
 def test_ranks(backend: str, size: int, cases: tuple[str, ...], end: str, tmp_path: Path) -> None:
-    """Every case passes on every rank; then one raises, or is killed, and the job ends within 10 s."""
+    """Every case passes on every rank. Then the model of one is made to differ, and the guard says so; and one
+    raises, or is killed, and the job ends within 10 s.
+    """
     code, output = run(tmp_path, backend, "-n", str(size), str(JOB), *cases, "--end", end)
     ended = time.time()
     for rank in range(size):
@@ -90,6 +92,9 @@ def test_ranks(backend: str, size: int, cases: tuple[str, ...], end: str, tmp_pa
         assert code == 1, output
         assert "hora: rank 1 of 2 failed" in output, output
         assert "RuntimeError: this rank fails on purpose" in output, output
+        assert output.count("The ranks' models differ") == 1, output
+        assert re.search(r"Parameter \S*dense\S*/kernel\S* is not the same on all ranks", output), output
     else:
         assert code == 137, output
+        assert "models differ" not in output, output
         assert re.search(r"hora: rank 0 of 3 .*(SIGKILL|killed)", output), output

@@ -3,6 +3,7 @@
 - Before a model trains, its train step is made fit for the ranks' engine, see :func:`_prepared`.
 - A TensorFlow model without an input shape is built before the first step, as on the other backends: what
   rank 0 broadcasts has to be there before anything is computed with it.
+- The guard gets fingerprints of the variables.
 - Only rank 0 shows progress.
 """
 
@@ -18,6 +19,7 @@ from keras.optimizers import LossScaleOptimizer
 from hora.keras import _data
 from hora.keras._backend import BACKEND, api, engine
 from hora.keras._optimizer import Distributed, unwrap, wrap
+from hora.keras._prints import Prints
 
 __all__ = ["install", "remove"]
 
@@ -32,6 +34,8 @@ def install() -> None:
     _around(keras.Model, "_symbolic_build", _peeking)
     if BACKEND == "tensorflow":
         _around(keras.Model, "_maybe_symbolic_build", _building)
+    _around(keras.callbacks.CallbackList, "on_train_begin", _beginning)
+    _around(keras.callbacks.CallbackList, "on_train_batch_end", _stepping)
     if api.rank() > 0:
         _around(ProgbarLogger, "set_params", _silent)
 
@@ -94,6 +98,29 @@ def _building(original: Any) -> Any:
         return original(self, iterator=iterator, data_batch=data_batch)
 
     return maybe_symbolic_build
+
+
+def _beginning(original: Any) -> Any:
+    def on_train_begin(self: Any, logs: Any = None) -> None:
+        original(self, logs)
+        self._hora_prints = Prints.of(self._model)  # callbacks have broadcast the variables by now
+        self._hora_batch = 0
+        if self._hora_prints is not None:
+            self._hora_prints.begin()
+
+    return on_train_begin
+
+
+def _stepping(original: Any) -> Any:
+    def on_train_batch_end(self: Any, batch: int, logs: Any = None) -> None:
+        original(self, batch, logs)
+        prints = getattr(self, "_hora_prints", None)
+        if prints is not None:
+            last = self._hora_batch if self._hora_batch <= batch else 0
+            prints.stepped(batch + 1 - last)
+            self._hora_batch = batch + 1
+
+    return on_train_batch_end
 
 
 def _silent(original: Any) -> Any:
