@@ -594,7 +594,7 @@ def with_error(kind: type[Exception], call: Callable[[], object], text: str) -> 
 
 
 class Ending(keras.callbacks.Callback):
-    """A rank is killed in the midst of a training; or its model parts from that of the other, and it raises."""
+    """A rank is killed in the midst of a training; or its model parts from the other's, and it raises."""
 
     def __init__(self, how: str) -> None:
         super().__init__()

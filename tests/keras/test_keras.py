@@ -78,8 +78,8 @@ def test_horovods_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("size", "cases", "end"), [(2, (), "raise"), (3, FEW, "kill")], ids=["2", "3"])
 @pytest.mark.timeout(LIMIT + 10)
 def test_ranks(backend: str, size: int, cases: tuple[str, ...], end: str, tmp_path: Path) -> None:
-    """Every case passes on every rank. Then the model of one is made to differ, and the guard says so; and one
-    raises, or is killed, and the job ends within 10 s.
+    """Every case passes on every rank. Then the model of one is made to differ, and the guard says so; and
+    one raises, or is killed, and the job ends within 10 s.
     """
     code, output = run(tmp_path, backend, "-n", str(size), str(JOB), *cases, "--end", end)
     ended = time.time()
