@@ -34,7 +34,7 @@ _count = itertools.count()
 class Prints:
     """Those of one ``fit``."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, number: int) -> None:
         optimizer = model.optimizer
         options = optimizer._options
         members = options.process_set.ranks or list(range(api.size()))
@@ -42,7 +42,7 @@ class Prints:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         own = {id(each) for each in getattr(inner, "_accumulated_gradients", None) or ()}
         self._reporter = api.context().guard.reporter
-        self._key = f"keras {next(_count)}"
+        self._key = f"keras {number}"
         self._steps = 0
         self._parameters = [each for each in model.trainable_variables if id(each) not in local][:MOST]
         self._state = [] if local else [each for each in optimizer.variables if id(each) not in own][:MOST]
@@ -55,11 +55,12 @@ class Prints:
         optimizer = getattr(model, "optimizer", None)
         if BACKEND == "jax" or not api.is_initialized() or not isinstance(optimizer, Distributed):
             return None
+        if api.size() == 1 or api.context().guard is None:
+            return None
+        number = next(_count)  # on ranks outside of the process set too, so that all count alike
         options: Any = optimizer._options  # type: ignore[attr-defined]
         built = model.built and getattr(optimizer, "built", False)
-        if api.size() == 1 or api.context().guard is None or not built or not options.process_set.included():
-            return None
-        return cls(model)
+        return cls(model, number) if built and options.process_set.included() else None
 
     def begin(self) -> None:
         """The training begins with these variables."""
