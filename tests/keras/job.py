@@ -583,7 +583,7 @@ def case_the_face_is_what_the_reference_tells() -> None:
     assert set(headings) == set(public)
     for name, value in public.items():
         assert inspect.getdoc(value), name
-        if inspect.isfunction(value):
+        if inspect.isfunction(value) and value.__module__.startswith("hora.keras"):
             for parameter in inspect.signature(value).parameters:
                 assert re.search(rf"\b{parameter}\b", headings[name]), (name, parameter)
 

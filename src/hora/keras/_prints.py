@@ -58,7 +58,7 @@ class Prints:
         if api.size() == 1 or api.context().guard is None:
             return None
         number = next(_count)  # on ranks outside of the process set too, so that all count alike
-        options: Any = optimizer._options  # type: ignore[attr-defined]
+        options: Any = optimizer._options
         built = model.built and getattr(optimizer, "built", False)
         return cls(model, number) if built and options.process_set.included() else None
 
