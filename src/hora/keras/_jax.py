@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,9 @@ from hora.keras._state import ObjectState as State
 from hora.keras._state import run
 
 __all__ = ["State", "as_one", "native", "reduce", "run", "train_function"]
+
+
+_count = itertools.count(1)
 
 
 def reduce(
@@ -69,7 +73,7 @@ def train_function(model: Any, *, force: bool) -> bool:
         logs, state = model.train_step(form.opened(state), data)
         return Own(logs), form.closed(state)
 
-    step.__name__ = f"train_step of {model.name}"
+    step.__name__ = f"train_step {next(_count)}"  # Keras's own names may differ between the ranks
     compiled = hora.spmd(step, split=1, donate=0)
 
     def together(state: Any, data: Any) -> Any:
@@ -88,9 +92,8 @@ class _Form:
         inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
         alone = bool(options.local_layers) or options.process_set is not hora.global_process_set
         self._own = (alone, True, alone or bool(inner.gradient_accumulation_steps), True)
-        # Variables may have one name; the guard shows them by it.
-        paths = [variable.path for variable in model.trainable_variables]
-        self._names = [path if paths.count(path) == 1 else f"{path} {at}" for at, path in enumerate(paths)]
+        # The guard shows names. JAX sorts by them, and they may differ between ranks: numbers come first.
+        self._names = [f"{at:05d} {each.path}" for at, each in enumerate(model.trainable_variables)]
 
     def closed(self, state: Any) -> Any:
         named = dict(zip(self._names, state[0], strict=True))
