@@ -28,6 +28,7 @@ from hora.launch import _agent_start, _network
 from hora.launch._channel import HEAD, MARK
 from hora.launch._elastic_workers import places_of
 from hora.launch._network import Address, choose
+from hora.launch._remote_shell import is_host
 from host_cut import cut_once
 
 SHELL = ("--remote-shell", "env TEST_HOST={host}", "--network", "lo")
@@ -349,6 +350,8 @@ def test_hosts_that_cannot_be_used_are_said_before_anything_runs(bench: Bench) -
             "The host near cannot be used: its",
         ),
         (("--hosts", "near:x"), "'near:x' is not of the form host:slots"),
+        (("--hosts", "localhost:1,-oProxyCommand=x:1"), "'-oProxyCommand=x:1' is not of the form host:slots"),
+        (("--hosts", "near:0"), "--hosts near:0 has no slots"),
         (("--hosts", "near:2", "-n", "3"), "-n 3 workers do not fit in the 2 slots"),
         (("--hosts", "near:2", "--min-workers", "1"), "Write --hosts-from PROGRAM"),
     ):
@@ -519,3 +522,8 @@ def test_a_cut_network(tmp_path: Path) -> None:
     assert f"{told}; 1 worker goes on from commit" in found.output
     assert "is there again" in found.output
     assert socket.gethostname() not in found.worlds[0]["hosts"]
+
+
+def test_names_that_are_none_are_passed_over() -> None:
+    given = ("a", "a-1.b", "me@10.0.0.1", "-a", "me@-a", "a b", "a\0b", "", "a:b")
+    assert [name for name in given if is_host(name)] == ["a", "a-1.b", "me@10.0.0.1"]

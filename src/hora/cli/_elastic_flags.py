@@ -78,18 +78,21 @@ def hosts_of(text: str, given: str | None, *, flag: str = "--hosts") -> list[tup
     """
     import socket
 
+    from hora.launch._remote_shell import is_host
     from hora.launch.job import HERE
 
     found: dict[str, int] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, slots = part.partition(":")
-        if not name or (slots and not slots.isdecimal()):
+        if not is_host(name) or (slots and not slots.isdecimal()):
             raise LaunchError(
                 f"{flag} {text}: {part!r} is not of the form host:slots.", fix=f"Write {flag} a:2,b:2."
             )
         name = HERE if name in (HERE, "127.0.0.1", socket.gethostname()) else name
         found[name] = found.get(name, 0) + int(slots or 1)
     total = sum(found.values())
+    if total == 0:
+        raise LaunchError(f"{flag} {text} has no slots, so no worker.", fix=f"Write {flag} a:2,b:2.")
     wanted = total if given is None else workers(given)
     if not 1 <= wanted <= total:
         raise LaunchError(

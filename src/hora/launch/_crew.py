@@ -122,8 +122,11 @@ class CrewSupervisor(HearingSupervisor):
                 usable[host] = None if host == HERE else self._agents.at(host, self._hosts.slots(host))
             return host == HERE or usable[host] is not None
 
-        while (host := self._hosts.next_place([each.host for each in living], able)) is not None:
-            living.append(self._begin(host, usable[host]))
+        leaving = self._hosts.leaving([each.host for each in living])
+        taken = [each.host for index, each in enumerate(living) if index not in leaving]
+        while (host := self._hosts.next_place(taken, able)) is not None:
+            self._begin(host, usable[host])
+            taken.append(host)
         self._refill.at = self._hosts.next_change()
 
     def _on_hosts(self) -> None:

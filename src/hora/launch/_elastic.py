@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -96,6 +96,9 @@ class ElasticSupervisor(CrewSupervisor):
             if world is not None and inside:
                 self._leave(world)
         elif kind == "commit":
+            for member in world.members if world is not None and inside else ():
+                member.commits = int(record.get("commits", 0))
+            self._story.progress(int(record.get("commits", 0)))
             self._limits.progress()
             self._fill()
             self._hosts.well()
@@ -301,12 +304,28 @@ class ElasticSupervisor(CrewSupervisor):
             chosen = in_order([worker for worker in living if worker.ready], old)
             if (len(chosen) < len(living) or self._agents.pending) and self._enough.at is not None:
                 return
-        for index in self._hosts.leaving([worker.host for worker in chosen])[::-1]:
-            self._dismiss(chosen.pop(index))
+        for index in self._going(chosen)[::-1]:
+            worker = chosen.pop(index)
+            self._story.deaths.append(f"worker {worker.number} leaves: {worker.host} has no place for it now")
+            self._dismiss(worker)
         if len(chosen) < self._elastic.least:
             self._wait_for_enough()
             return
-        self._form(chosen[: self._elastic.most])
+        # Who stays for its state alone takes nobody's place.
+        stays = len(self._hosts.leaving([worker.host for worker in chosen]))
+        self._form(chosen[: self._elastic.most + stays])
+
+    def _going(self, workers: Sequence[Worker]) -> list[int]:
+        """Which of these have no place any more, by their numbers in the list.
+
+        Where nobody else has what was committed, one of them stays until others have it.
+        """
+        going = self._hosts.leaving([worker.host for worker in workers])
+        most = max((worker.commits for worker in workers), default=0)
+        holders = [index for index, worker in enumerate(workers) if worker.commits == most]
+        if most and set(holders) <= set(going):
+            going.remove(holders[0])
+        return going
 
     def _meanwhile(self, world: World) -> None:
         """Others have come while the world is at work."""
@@ -314,9 +333,7 @@ class ElasticSupervisor(CrewSupervisor):
             return
         outside = [worker for worker in self._workers.values() if worker not in world.members]
         self._send_alone(outside)
-        if any(worker.ready and worker.prepared for worker in outside) or self._hosts.leaving(
-            [worker.host for worker in world.members]
-        ):
+        if any(worker.ready and worker.prepared for worker in outside) or self._going(world.members):
             world.send("updated")
 
     def _send_alone(self, workers: list[Worker]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import os
 import random
+import signal
 import socket
 import subprocess
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from hora.core.errors import LaunchError
 from hora.launch._loop import Loop
+from hora.launch._remote_shell import is_host
 from hora.launch.job import HERE, Elastic, program_of
 
 __all__ = ["Hosts"]
@@ -164,7 +166,10 @@ class Hosts:
         code = self._hear_end()
         self._poll.at = time.monotonic() + EVERY
         if code != 0:
-            self._once(f"--hosts-from: the program ended with exit code {code}; the hosts stay as they were")
+            how = f"ended with exit code {code}"
+            if code == -signal.SIGKILL:
+                how = f"did not end within {LONGEST:g} s, or was killed"
+            self._once(f"--hosts-from: the program {how}; the hosts stay as they were")
             return
         slots = self._parse(self._answer.decode("utf-8", "replace"))
         if slots != self._slots:
@@ -182,10 +187,11 @@ class Hosts:
     def _parse(self, text: str) -> dict[str, int]:
         found: dict[str, int] = {}
         for line in text.split("\n"):
-            host, _, slots = line.partition("#")[0].strip().partition(":")
-            if not host:
+            entry = line.partition("#")[0].strip()
+            host, _, slots = entry.partition(":")
+            if not entry:
                 continue
-            if slots and not slots.isdecimal():
+            if not is_host(host) or (slots and not slots.isdecimal()):
                 self._once(
                     f"--hosts-from: {line.strip()!r} is not of the form host:slots, and is passed over"
                 )

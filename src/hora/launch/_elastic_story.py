@@ -30,6 +30,11 @@ class Story:
         self._quiet = quiet
         self._console = say
         self.deaths: list[str] = []
+        self._committed = 0
+
+    def progress(self, commits: int) -> None:
+        """So many commits were made."""
+        self._committed = commits
 
     def say(self, text: str) -> None:
         """Show a line."""
@@ -60,6 +65,10 @@ class Story:
         if commits:
             again = f"{repeats} {plural(repeats, 'step')} {'is' if repeats == 1 else 'are'} repeated"
             where = f"from commit {commits}" + (f", {again}" if before.broken is not None else "")
+        elif self._committed:
+            where = (
+                "anew: what was committed in memory is lost, hora.Checkpoints restores its newest checkpoint"
+            )
         else:
             where = "from the beginning"
         if new:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -11,10 +12,18 @@ from pathlib import Path
 from hora.core.errors import SettingError
 from hora.core.settings import Settings
 
-__all__ = ["check", "command"]
+__all__ = ["check", "command", "is_host"]
 
 QUOTING = ("ssh", "rsh")
 """Programs that hand the words to a shell of the host, which takes them apart once more."""
+
+HOST = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
+"""A name or an address, perhaps with a user. One that begins with ``-`` would be an option of ssh."""
+
+
+def is_host(name: str) -> bool:
+    """Whether this can be the name of a host."""
+    return HOST.fullmatch(name) is not None
 
 
 def check(shell: str) -> None:

@@ -270,7 +270,7 @@ def _progress(data: RunData) -> str:
     records = [*data.train[-1:], *data.evals[-1:]]
     steps = [record.step for record in records if math.isfinite(record.step)]
     if not steps:
-        return "Before the first step was recorded."
+        return "No step was recorded: hora.track(...).log(loss=...) records them."
     epochs = [record.epoch for record in records if math.isfinite(record.epoch)]
     epoch = f", epoch {max(epochs):.1f}" if epochs else ""
     return f"The last record is of step {max(steps):,.0f}{epoch}."

@@ -134,6 +134,27 @@ def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
     assert all(abs(mine - other) <= 1e-9 for mine, other in zip(ours[1], weights, strict=True))
 
 
+def test_all_hosts_are_replaced_and_no_commit_is_lost(tmp_path: Path) -> None:
+    """The program names host x, then y alone: x stays until y's worker has the state, and then leaves."""
+    hosts, program = tmp_path / "hosts", tmp_path / "hosts.sh"
+    hosts.write_text("x:1\n")
+    program.write_text(f"#!/bin/sh\ncat {hosts}\n")
+    program.chmod(0o755)
+    shell = ("--remote-shell", "env HOST={host}", "--network", "lo")
+    options = ("--hosts-from", str(program), "--min-workers", "1", "--max-workers", "1", *shell)
+    with Job(tmp_path, TRAINING, 1000, 0.02, options=options) as job:
+        until((tmp_path / "goes").exists)
+        hosts.write_text("y:1\n")
+        until(lambda: job.worlds() and job.worlds()[-1]["hosts"] == ["y"])
+        worlds = job.worlds()
+        output = (tmp_path / "output").read_text()
+    assert [world["hosts"] for world in worlds] == [["x"], ["x", "y"], ["y"]]
+    commits = [world["commits"] for world in worlds]
+    assert 0 < commits[1] < commits[2]
+    assert "from the beginning" not in output
+    assert "worker 0 leaves: x has no place for it now" in output
+
+
 def test_resets_leave_no_descriptor_thread_or_memory(tmp_path: Path) -> None:
     count = 15
     with Job(tmp_path, RESETS, count, options=("--min-workers", "2", "-n", "2")) as job:

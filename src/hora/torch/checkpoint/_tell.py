@@ -48,7 +48,10 @@ class Teller:
         self._say(step, text, "removed")
 
     def _say(self, step: int, text: str, key: str) -> None:
-        advice = "Free some space there; the next run can write elsewhere by --checkpoints DIR."
+        advice = (
+            "Free some space there, or keep fewer: hora.Checkpoints(..., keep=2); the next run can write "
+            "elsewhere by --checkpoints DIR."
+        )
         _tell(self._context, "checkpoint-failed", step=step, text=text, advice=advice, key=key)
 
 
