@@ -17,6 +17,7 @@ import tensorflow as tf
 
 import hora.tensorflow as hora
 from hora.core.errors import UsageError
+from hora.tensorflow import _shared
 
 INTEGERS = (tf.uint8, tf.int8, tf.uint16, tf.int16, tf.int32, tf.int64, tf.uint32, tf.uint64)
 FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
@@ -265,8 +266,10 @@ def hora_order(count: int, epoch: int) -> list[int]:
     return epoch_order(count, seed=5, epoch=epoch, shuffle=True).tolist()
 
 
-def train(make: Any, *, compiled: bool) -> list[Any]:
+def train(make: Any, floats: str, *, compiled: bool) -> list[Any]:
     """A small CNN with batch norm, from the same start; 12 steps; its variables."""
+    tf.keras.config.set_floatx(floats)
+    tf.keras.config.set_dtype_policy(floats)
     tf.keras.utils.set_random_seed(rank)
     layers = tf.keras.layers
     model = tf.keras.Sequential(
@@ -281,13 +284,13 @@ def train(make: Any, *, compiled: bool) -> list[Any]:
     if rank == 0:
         source = np.random.default_rng(7)
         for variable in model.trainable_variables:
-            variable.assign(0.3 * source.normal(size=variable.shape))
+            variable.assign((0.3 * source.normal(size=variable.shape)).astype(np.float32))
     optimizer = make()
     optimizer.build(model.trainable_variables)
     hora.broadcast_variables(model.variables, 0)
     hora.broadcast_variables(optimizer.variables, 0)
     source = np.random.default_rng(3)
-    images = source.normal(size=(48, 6, 6, 1)).astype(np.float32)
+    images = source.normal(size=(48, 6, 6, 1)).astype(np.float32).astype(floats)
     labels = source.integers(0, 5, 48)
     loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -308,7 +311,9 @@ def train(make: Any, *, compiled: bool) -> list[Any]:
     ]
     digest = hashlib.sha256(b"".join(value.tobytes() for value in values)).hexdigest()
     assert len(set(hora.allgather_object(digest))) == 1, "the replicas differ"
-    return [np.asarray(tf.convert_to_tensor(variable)) for variable in model.variables]
+    trained = [np.asarray(tf.convert_to_tensor(variable)) for variable in model.variables]
+    assert {value.dtype.name for value in trained} == {floats}
+    return trained
 
 
 def optimizers() -> None:
@@ -334,15 +339,26 @@ cases = Cases()
 for fill in (reductions, groups, exchanges, gradients):
     fill(cases)
 cases.check()
+if size == 3:
+    _shared.DIRECT = 2  # share the work as more ranks do
+    for shape in ((2,), (5, 3), (1_100_001,)):
+        mean, most = (
+            hora.allreduce(tensor(tf.float64, shape)),
+            hora.allreduce(tensor(tf.int32, shape), op=hora.Max),
+        )
+        close(mean, all_of(tf.float64, shape).mean(0), tf.float64)
+        close(most, all_of(tf.int32, shape).max(0), tf.int32)
 for check in (objects, sets_of_ranks, refusals, data, optimizers):
     check()
 kept = {
-    f"{name}-{number}": value
+    f"{floats} {name} {number}": value
+    for floats in ("float64", "float32")
     for name, make in (
         ("sgd", lambda: tf.keras.optimizers.SGD(0.05)),
+        ("momentum", lambda: tf.keras.optimizers.SGD(0.05, momentum=0.9)),
         ("adam", lambda: tf.keras.optimizers.Adam(0.003)),
     )
-    for number, value in enumerate(train(make, compiled=name == "sgd"))
+    for number, value in enumerate(train(make, floats, compiled=name != "sgd"))
 }
 if rank == 0:
     np.savez(sys.argv[1], **kept)

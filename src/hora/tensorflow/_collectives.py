@@ -15,8 +15,9 @@ from hora.adapter.ops import Kind, ReduceOp
 from hora.core.errors import CollectiveError
 from hora.tensorflow import _autograd
 from hora.tensorflow._checks import check_reduction, check_root, check_splits, dense, dense_group, operation
-from hora.tensorflow._compression import BF16Compressor, Compressing, Compression, FP16Compressor
+from hora.tensorflow._compression import Compressing, Compression
 from hora.tensorflow._context import required
+from hora.tensorflow._grouped import NARROW, reduce_group
 from hora.tensorflow._process_sets import ProcessSet, global_process_set, member_set
 from hora.tensorflow._request import Request, Tensor, run
 
@@ -45,8 +46,6 @@ Adasum = ReduceOp.Adasum
 Min = ReduceOp.Min
 Max = ReduceOp.Max
 Product = ReduceOp.Product
-
-NARROW = (FP16Compressor, BF16Compressor)
 
 
 def allreduce(  # noqa: PLR0917 - as Horovod
@@ -123,34 +122,15 @@ def grouped_allreduce(  # noqa: PLR0917 - as Horovod
 
     ``tf.IndexedSlices`` among them are made dense.
     """
-    function = "grouped_allreduce"
-    required(function)
-    member_set(process_set, function=function)
-    op = operation(average, op, function=function)
-    if isinstance(tensors, Sequence):
-        tensors = [
-            tf.convert_to_tensor(each) if isinstance(each, tf.IndexedSlices) else each for each in tensors
-        ]
-    given = dense_group(tensors, function=function)
-    if not given:
-        return []
-    check_reduction(given, op, process_set, function=function)
-    small, contexts = zip(*(compression.compress(tensor) for tensor in given), strict=True)
-    request = Request(
-        kind=Kind.ALLREDUCE,
-        tensors=list(small),
+    return reduce_group(
+        tensors,
+        op=operation(average, op, function="grouped_allreduce"),
+        compression=compression,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
         name=name,
-        op=op,
-        prescale=float(prescale_factor),
-        postscale=float(postscale_factor),
         process_set=process_set,
-        grouped=True,
-        narrow=compression in NARROW,
     )
-    return [
-        compression.decompress(result, context)
-        for result, context in zip(_autograd.run(request), contexts, strict=True)
-    ]
 
 
 def allgather(

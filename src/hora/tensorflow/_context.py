@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -20,6 +21,7 @@ from hora.core.errors import SettingError, WorldError
 from hora.core.plural import plural
 from hora.core.settings import Settings
 from hora.core.world import World
+from hora.guard.reporter import Reporter
 from hora.tensorflow import _engine
 from hora.tensorflow._engine import Engine
 from hora.tensorflow._shared import SharedEngine
@@ -48,6 +50,9 @@ __all__ = [
 AUTOGRAPH = "__autograph_generated_file"
 """How the files begin in which TensorFlow puts what it makes of a ``tf.function``."""
 
+THREADS = "TF_NUM_INTRAOP_THREADS"
+"""TensorFlow's own variable for the number of threads that compute one operation."""
+
 frames.pass_over("<__array_function__", str(Path(tempfile.gettempdir()) / AUTOGRAPH))
 
 
@@ -56,10 +61,12 @@ class Context(adapter.Context):
     """What one ``init()`` decided.
 
     Attributes:
+        guard: what reports to the supervisor; None without one.
         running: the engine; None only while it starts.
         uses_gpu: whether this worker computes on a GPU.
     """
 
+    guard: Guard | None = None
     running: Engine | SharedEngine | None = None
     uses_gpu: bool = False
 
@@ -74,6 +81,19 @@ class Guard(AdapterGuard):
     """The guard's half in this rank; the engine's errors have causes, too."""
 
     failures: ClassVar[tuple[type[BaseException], ...]] = (*AdapterGuard.failures, tf.errors.OpError)
+
+    def __init__(self, reporter: Reporter) -> None:
+        super().__init__(reporter)
+        self._steps: dict[Hashable, int] = {}
+
+    def stepped(self, where: Hashable) -> None:
+        """Gradients were averaged. A step may do that at several places, for several optimizers.
+
+        Only the number is told: what says which rank is slow would take all time between two steps for
+        computing, that in which a ``tf.data.Dataset`` makes the next batch too.
+        """
+        self._steps[where] = self._steps.get(where, 0) + 1
+        self.reporter.slot.pace(max(self._steps.values()), 0.0, 0.0, 0.0)
 
 
 current: Current[Context] = Current("hora.tensorflow")
@@ -158,6 +178,7 @@ def context() -> Context:
 
 def _start(joined: Context) -> None:
     joined.uses_gpu = _choose_device(joined.world, joined.settings)
+    _share_cores(joined.world)
     shared = _shared_memory(joined)
     joined.running = engine = shared or _engine.start(
         rank=joined.world.rank,
@@ -209,6 +230,18 @@ def _timeout(joined: Context) -> float:
     ``HORA_TIMEOUT`` with a reason, in practice never.
     """
     return joined.settings.timeout if joined.guard is None else 30 * 24 * 3600.0
+
+
+def _share_cores(world: World) -> None:
+    """Let each rank of a host compute with its share of the cores, unless the user said how many threads.
+
+    All ranks compute at the same time; with a thread for each core in each rank, they wait for one another.
+    """
+    chosen = tf.config.threading.get_intra_op_parallelism_threads() or os.environ.get(THREADS)
+    if world.local_size > 1 and not chosen:
+        with contextlib.suppress(RuntimeError):  # TensorFlow has computed something: too late, and no fault
+            share = max(1, len(os.sched_getaffinity(0)) // world.local_size)
+            tf.config.threading.set_intra_op_parallelism_threads(share)
 
 
 def _choose_device(world: World, settings: Settings) -> bool:

@@ -32,7 +32,10 @@ class Direct:
             with context.waiting(place, lasting=False), context.engine.turn():
                 if request.kind in (Kind.ALLGATHER, Kind.ALLTOALL):
                     request.rows = exchange_rows(counts(request, group), context.engine, group)
-                return execute(request, context.engine, group)
+                found = execute(request, context.engine, group)
+        if request.ends_step and context.guard is not None:
+            context.guard.stepped((request.site, len(request.given)))
+        return found
 
 
 def _agree(request: Request, context: Context) -> Place | None:

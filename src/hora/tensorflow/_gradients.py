@@ -11,9 +11,10 @@ import tensorflow as tf
 from hora.adapter.ops import ReduceOp
 from hora.core.errors import GradientError
 from hora.tensorflow._checks import operation
-from hora.tensorflow._collectives import allreduce, grouped_allreduce
+from hora.tensorflow._collectives import allreduce
 from hora.tensorflow._compression import Compressing, Compression
 from hora.tensorflow._context import current, required
+from hora.tensorflow._grouped import reduce_group
 from hora.tensorflow._process_sets import ProcessSet, global_process_set
 
 __all__ = ["Averaging", "DistributedGradientTape", "PartialDistributedGradientTape", "identity"]
@@ -107,13 +108,14 @@ class Averaging:
                 found[place] = tf.convert_to_tensor(gradient)
             dense.append(place)
         if dense:
-            reduced = grouped_allreduce(
+            reduced = reduce_group(
                 [found[place] for place in dense],
                 op=self.op,
                 compression=self.compression,
                 prescale_factor=1 / self.predivide,
                 postscale_factor=self.predivide,
                 process_set=self.process_set,
+                ends_step=True,
             )
             for place, gradient in zip(dense, reduced, strict=True):
                 found[place] = gradient

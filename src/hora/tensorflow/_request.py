@@ -44,6 +44,7 @@ class Request:
         process_set: who takes part.
         grouped: whether the user gave a list.
         narrow: whether half precision is added up as it is, since the user asked for that to travel.
+        ends_step: whether it averages a step's gradients.
         specs: what the user gave, where the tensors are flat buffers made of it.
         rows: by member: first dimensions of the tensors of an allgather, or splits of an alltoall. None: the
             ranks have yet to tell each other.
@@ -62,6 +63,7 @@ class Request:
     process_set: ProcessSet = global_process_set
     grouped: bool = False
     narrow: bool = False
+    ends_step: bool = False
     specs: tuple[Spec, ...] | None = None
     rows: list[list[int]] | None = None
     site: Site | None = None

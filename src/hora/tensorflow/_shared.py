@@ -84,15 +84,17 @@ class SharedEngine:
             group: who takes part.
             divisor: of the result; 1 for whole numbers.
         """
-        mine = flat.numpy()
+        mine = np.asarray(flat)  # numpy() would copy
         if group.size == 1 or not mine.size:
             return flat
-        team, total = self._team(group), np.empty_like(mine)
+        team, total = self._team(group), _aligned(mine.size, mine.dtype)
         for start, stop in _pieces(mine.size, mine.itemsize):
             team.reduce(mine[start:stop], MERGE[merge], total[start:stop])
             if divisor != 1:
                 total[start:stop] /= divisor  # here, where NumPy needs no other thread
-        return tf.convert_to_tensor(total)
+        if total.dtype.kind not in "fiu":  # bfloat16, of which DLPack's NumPy side does not know
+            return tf.convert_to_tensor(total)
+        return tf.experimental.dlpack.from_dlpack(total.__dlpack__())  # convert_to_tensor() would copy
 
     def gather(self, flat: Tensor, group: Group) -> Tensor:
         """The flat tensors of the group, in the order of its ranks, of shape (size, length).
@@ -236,6 +238,13 @@ def _fold(slots: list[NDArray[Any]], merge: Any, total: NDArray[Any]) -> None:
     merge(slots[0], slots[1], out=total)
     for slot in slots[2:]:
         merge(total, slot, out=total)
+
+
+def _aligned(elements: int, dtype: Any) -> NDArray[Any]:
+    """Memory that TensorFlow can take as it is."""
+    raw = np.empty(elements * dtype.itemsize + LINE, np.uint8)
+    first = -raw.ctypes.data % LINE
+    return raw[first : first + elements * dtype.itemsize].view(dtype)
 
 
 def _pieces(elements: int, size: int) -> list[tuple[int, int]]:
