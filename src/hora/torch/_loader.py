@@ -212,10 +212,14 @@ class Loader(Epochs):
         if context.watch is not None:
             batches = context.watch.loading_from(batches)
 
+        loaded = 0.0
+
         def load() -> Any:
+            nonlocal loaded
             start = time.time()
             batch = to_device(next(batches), device)
-            timeline.add("wait for data", start, time.time(), lane="data")
+            loaded = time.time()
+            timeline.add("wait for data", start, loaded, lane="data")
             return batch
 
         for step, own in zip(steps, parts, strict=True):
@@ -225,7 +229,7 @@ class Loader(Epochs):
             turns = functools.partial(self._turn, context.turn, weights)
             micro = Share(len(own), load, turns, context.turn.end)
             batch = micro.only() if self.micro_batch is None else micro
-            ready = time.time()
+            ready = time.time() if batch is micro else loaded  # a step begins with its batch
             self._hand_out(step)
             yield batch
             timeline.add("step", ready, time.time(), lane="steps")
