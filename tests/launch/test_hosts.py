@@ -26,7 +26,7 @@ from _two_hosts import NoNamespacesError, two_hosts
 from hora.core.version import VERSION
 from hora.launch import _agent_start, _network
 from hora.launch._channel import HEAD, MARK
-from hora.launch._elastic_workers import places_of
+from hora.launch._elastic_workers import Worker, may_go, places_of
 from hora.launch._network import Address, choose
 from hora.launch._remote_shell import is_host
 from host_cut import cut_once
@@ -527,3 +527,22 @@ def test_a_cut_network(tmp_path: Path) -> None:
 def test_names_that_are_none_are_passed_over() -> None:
     given = ("a", "a-1.b", "me@10.0.0.1", "-a", "me@-a", "a b", "a\0b", "", "a:b")
     assert [name for name in given if is_host(name)] == ["a", "a-1.b", "me@10.0.0.1"]
+
+
+@pytest.mark.parametrize(
+    ("commits", "leaving", "go"),
+    [
+        ((5, 5, 0), [0, 1], [1]),  # the third has nothing yet
+        ((5, 5, 5), [0, 1], [0, 1]),
+        ((5, 5), [0, 1], [1]),
+        ((5,), [0], []),
+        ((5, 3), [1], [1]),
+        ((0, 0), [0, 1], [0, 1]),  # there is nothing to lose
+        ((), [], []),
+    ],
+)
+def test_the_last_who_has_the_state_stays(
+    commits: tuple[int, ...], leaving: list[int], go: list[int]
+) -> None:
+    workers = [Worker(number=n, process=None, host="x", commits=made) for n, made in enumerate(commits)]  # type: ignore[arg-type]
+    assert may_go(workers, leaving) == go

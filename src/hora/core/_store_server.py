@@ -15,9 +15,9 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from hora.core import _store_wire as wire
+from hora.core._store_peers import Peer, Swap
 from hora.core.plural import plural
 
 __all__ = ["Server"]
@@ -36,36 +36,6 @@ FLUSH_PATIENCE = 5.0
 
 MOST_REPORTS = 5
 """Strange connections that are told of; a scanner opens thousands."""
-
-
-@dataclass(eq=False)
-class _Peer:
-    """One connection."""
-
-    link: socket.socket
-    origin: str
-    deadline: float
-    rank: int = -1  # not known yet
-    client: bytes = b""
-    inbox: bytearray = field(default_factory=bytearray)
-    outbox: collections.deque[memoryview] = field(default_factory=collections.deque)
-    is_open: bool = True
-    is_full: bool = False  # until it can be written to again
-    leaves: bool = False  # when its outbox is empty
-
-
-@dataclass(eq=False)
-class _Swap:
-    """An exchange that is not complete."""
-
-    members: tuple[int, ...]
-    deadline: float
-    seconds: float
-    values: dict[int, bytes] = field(default_factory=dict)
-    waiting: dict[int, _Peer] = field(default_factory=dict)
-
-    def missing(self) -> list[int]:
-        return [rank for index, rank in enumerate(self.members) if index not in self.values]
 
 
 class Server:
@@ -88,9 +58,9 @@ class Server:
         self._deaf: float | None = None
         self._reports = 0
         self._values: dict[str, bytes] = {}
-        self._gets: dict[str, list[tuple[_Peer, float]]] = {}
-        self._swaps: dict[str, _Swap] = {}
-        self._peers: set[_Peer] = set()
+        self._gets: dict[str, list[tuple[Peer, float]]] = {}
+        self._swaps: dict[str, Swap] = {}
+        self._peers: set[Peer] = set()
         self._gone: set[int] = set()
         for link in (self._wake, self._alarm, listener):
             if link is not None:
@@ -181,11 +151,11 @@ class Server:
 
     def _add(self, link: socket.socket, origin: str) -> None:
         link.setblocking(False)
-        peer = _Peer(link, origin, deadline=time.monotonic() + GREETING_PATIENCE)
+        peer = Peer(link, origin, deadline=time.monotonic() + GREETING_PATIENCE)
         self._peers.add(peer)
         self._selector.register(link, selectors.EVENT_READ, peer)
 
-    def _read(self, peer: _Peer) -> None:
+    def _read(self, peer: Peer) -> None:
         if not peer.is_open:
             return
         try:
@@ -207,7 +177,7 @@ class Server:
         ):
             continue
 
-    def _greet(self, peer: _Peer) -> bool:
+    def _greet(self, peer: Peer) -> bool:
         """Take the first bytes of a connection; whether they were all there."""
         begin = bytes(peer.inbox[: len(wire.MAGIC)])
         if begin != wire.MAGIC[: len(begin)]:
@@ -239,7 +209,7 @@ class Server:
             return f"Two workers say that they are rank {rank}."
         return None
 
-    def _request(self, peer: _Peer) -> bool:
+    def _request(self, peer: Peer) -> bool:
         """Take one request; whether it was all there."""
         inbox = peer.inbox
         if len(inbox) < wire.REQUEST.size:
@@ -278,7 +248,7 @@ class Server:
 
     def _swap(
         self,
-        peer: _Peer,
+        peer: Peer,
         key: str,
         value: bytes,
         index: int,
@@ -294,7 +264,7 @@ class Server:
             return
         swap = self._swaps.get(key)
         if swap is None:
-            swap = self._swaps[key] = _Swap(members, deadline, seconds)
+            swap = self._swaps[key] = Swap(members, deadline, seconds)
         elif swap.members != members or index in swap.values:
             wrong = (
                 f"Rank {peer.rank} came twice"
@@ -343,14 +313,14 @@ class Server:
                 self._strange(peer)
             self._lose(peer)
 
-    def _answer(self, peer: _Peer, status: int, *parts: bytes) -> None:
+    def _answer(self, peer: Peer, status: int, *parts: bytes) -> None:
         if not peer.is_open:
             return
         peer.outbox.append(memoryview(wire.REPLY.pack(status, sum(map(len, parts)))))
         peer.outbox.extend(memoryview(part) for part in parts if part)
         self._flush(peer)
 
-    def _flush(self, peer: _Peer) -> None:
+    def _flush(self, peer: Peer) -> None:
         full = False
         try:
             while peer.outbox and peer.is_open:
@@ -371,7 +341,7 @@ class Server:
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if full else 0)
             self._selector.modify(peer.link, events, peer)
 
-    def _lose(self, peer: _Peer) -> None:
+    def _lose(self, peer: Peer) -> None:
         """A connection has ended; with the last one of a rank, the rank has."""
         if not peer.is_open:
             return
@@ -391,7 +361,7 @@ class Server:
             if key in self._swaps and peer.rank in swap.missing():
                 self._break(key, wire.GONE, _named([peer.rank]))
 
-    def _strange(self, peer: _Peer) -> None:
+    def _strange(self, peer: Peer) -> None:
         who = f"rank {peer.rank}" if peer.rank >= 0 else "no rank of this job"
         begin = bytes(peer.inbox[:24])
         said = f"it sent {begin!r}" if begin else f"it said nothing for {GREETING_PATIENCE:g} s"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hora.adapter.queries import ccl_built, ddl_built, mpi_built, mpi_enabled, mpi_threads_supported
 from hora.core.errors import UsageError
 from hora.keras import (
     Adasum,
@@ -254,21 +255,6 @@ def _built(name: str) -> bool:
     return bool(query()) if query is not None else False
 
 
-def mpi_threads_supported() -> bool:
-    """Whether MPI allows several threads: there is none."""
-    return False
-
-
-def mpi_enabled() -> bool:
-    """Whether MPI carries tensors: never."""
-    return False
-
-
-def mpi_built() -> bool:
-    """Whether MPI is there: never."""
-    return False
-
-
 def gloo_enabled() -> bool:
     """Whether Gloo can carry tensors."""
     return _built("gloo_enabled")
@@ -282,16 +268,6 @@ def gloo_built() -> bool:
 def nccl_built() -> bool:
     """Whether NCCL is there."""
     return _built("nccl_built")
-
-
-def ddl_built() -> bool:
-    """Whether IBM's DDL is there: never."""
-    return False
-
-
-def ccl_built() -> bool:
-    """Whether oneCCL is there: never."""
-    return False
 
 
 def cuda_built() -> bool:

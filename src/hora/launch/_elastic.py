@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from hora.launch import _report, _tree
 from hora.launch._away_host import AwayHost
 from hora.launch._crew import CrewSupervisor
 from hora.launch._elastic_limits import Limits
-from hora.launch._elastic_workers import Worker, World, in_order, last_ends
+from hora.launch._elastic_workers import Worker, World, in_order, last_ends, may_go
 from hora.launch._ranks import Rank
 from hora.launch.failure import Outcome
 from hora.launch.job import Job
@@ -304,7 +304,7 @@ class ElasticSupervisor(CrewSupervisor):
             chosen = in_order([worker for worker in living if worker.ready], old)
             if (len(chosen) < len(living) or self._agents.pending) and self._enough.at is not None:
                 return
-        for index in self._going(chosen)[::-1]:
+        for index in may_go(chosen, self._hosts.leaving([worker.host for worker in chosen]))[::-1]:
             worker = chosen.pop(index)
             self._story.deaths.append(f"worker {worker.number} leaves: {worker.host} has no place for it now")
             self._dismiss(worker)
@@ -315,25 +315,14 @@ class ElasticSupervisor(CrewSupervisor):
         stays = len(self._hosts.leaving([worker.host for worker in chosen]))
         self._form(chosen[: self._elastic.most + stays])
 
-    def _going(self, workers: Sequence[Worker]) -> list[int]:
-        """Which of these have no place any more, by their numbers in the list.
-
-        Where nobody else has what was committed, one of them stays until others have it.
-        """
-        going = self._hosts.leaving([worker.host for worker in workers])
-        most = max((worker.commits for worker in workers), default=0)
-        holders = [index for index, worker in enumerate(workers) if worker.commits == most]
-        if most and set(holders) <= set(going):
-            going.remove(holders[0])
-        return going
-
     def _meanwhile(self, world: World) -> None:
         """Others have come while the world is at work."""
         if not world.running:
             return
         outside = [worker for worker in self._workers.values() if worker not in world.members]
         self._send_alone(outside)
-        if any(worker.ready and worker.prepared for worker in outside) or self._going(world.members):
+        leaving = self._hosts.leaving([worker.host for worker in world.members])
+        if any(worker.ready and worker.prepared for worker in outside) or may_go(world.members, leaving):
             world.send("updated")
 
     def _send_alone(self, workers: list[Worker]) -> None:

@@ -22,7 +22,16 @@ from hora.launch._tree import Process
 from hora.launch.failure import Outcome
 from hora.launch.job import HOST
 
-__all__ = ["ElasticStarter", "Worker", "World", "addresses_of", "in_order", "last_ends", "places_of"]
+__all__ = [
+    "ElasticStarter",
+    "Worker",
+    "World",
+    "addresses_of",
+    "in_order",
+    "last_ends",
+    "may_go",
+    "places_of",
+]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -227,6 +236,19 @@ def in_order(workers: Sequence[Worker], before: Sequence[Worker]) -> list[Worker
     chosen = [worker for worker in before if worker in workers]
     chosen += [worker for worker in workers if worker not in chosen]
     return sorted(chosen, key=lambda worker: -worker.commits)
+
+
+def may_go(workers: Sequence[Worker], leaving: Sequence[int]) -> list[int]:
+    """Which of those that leave can do so now: if all who have what was committed leave, one of them stays.
+
+    Args:
+        workers: of a world, or of the next.
+        leaving: numbers in that list.
+    """
+    most = max((worker.commits for worker in workers), default=0)
+    holders = [index for index, worker in enumerate(workers) if worker.commits == most]
+    stays = holders[:1] if most and set(holders) <= set(leaving) else []
+    return [index for index in leaving if index not in stays]
 
 
 def last_ends(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from hora.adapter.queries import ccl_built, ddl_built, mpi_built, mpi_enabled, mpi_threads_supported
+
 __all__ = [
     "ccl_built",
     "cuda_built",
@@ -49,28 +51,3 @@ def rocm_built() -> bool:
 def gpu_available() -> bool:
     """Whether TensorFlow finds a GPU."""
     return bool(tf.config.list_physical_devices("GPU"))
-
-
-def mpi_built() -> bool:
-    """False: Hora moves no tensors by MPI. Jobs can still be started by ``mpirun``."""
-    return False
-
-
-def mpi_enabled() -> bool:
-    """False, as :func:`mpi_built` is."""
-    return False
-
-
-def mpi_threads_supported() -> bool:
-    """False, as :func:`mpi_built` is."""
-    return False
-
-
-def ddl_built() -> bool:
-    """False: IBM's DDL is not used."""
-    return False
-
-
-def ccl_built() -> bool:
-    """False: Intel's oneCCL is not used."""
-    return False

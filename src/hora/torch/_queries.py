@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hora.adapter.queries import ccl_built, ddl_built, mpi_built, mpi_enabled, mpi_threads_supported
 from hora.torch import _context, _rendezvous
 
 __all__ = [
@@ -55,28 +56,3 @@ def cuda_built() -> bool:
 def rocm_built() -> bool:
     """Whether this PyTorch was built with ROCm."""
     return torch.version.hip is not None
-
-
-def mpi_built() -> bool:
-    """False: Hora moves no tensors by MPI. Jobs can still be started by ``mpirun``."""
-    return False
-
-
-def mpi_enabled() -> bool:
-    """False, as :func:`mpi_built` is."""
-    return False
-
-
-def mpi_threads_supported() -> bool:
-    """False, as :func:`mpi_built` is."""
-    return False
-
-
-def ddl_built() -> bool:
-    """False: IBM's DDL is not used."""
-    return False
-
-
-def ccl_built() -> bool:
-    """False: Intel's oneCCL is not used."""
-    return False
