@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,29 +14,43 @@ HERE = Path(__file__).parent
 SOURCE = str(HERE.parents[1] / "src")
 
 
+TORCH = ("operations", "optimizers", "breadth")
+TENSORFLOW = ("tensorflow_operations", "tensorflow_training")
+
+
 @pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("module", ["operations", "optimizers", "breadth"])
+@pytest.mark.parametrize("module", TORCH)
 def test_acceptance(module: str, workers: int, tmp_path: Path) -> None:
+    _run([module], workers, tmp_path)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_acceptance_of_tensorflow(workers: int, tmp_path: Path) -> None:
+    """One job for each number of workers: each rank has to import TensorFlow."""
+    _run(TENSORFLOW if workers > 1 else ("tensorflow_names", *TENSORFLOW), workers, tmp_path)
+
+
+def _run(modules: Sequence[str], workers: int, tmp_path: Path) -> None:
     pytest_flags = [
-        "-q",
-        "-x",
-        "--noconftest",
-        "-p",
-        "no:cacheprovider",
-        "-c",
-        os.devnull,
-        "--rootdir",
-        str(tmp_path),
+        *("-q", "-x", "--noconftest", "-p", "no:cacheprovider", "-c", os.devnull),
+        *("--rootdir", str(tmp_path)),
     ]
     ended = subprocess.run(
         [
             *(sys.executable, "-m", "hora", "run", "--horovod", "-np", str(workers)),
-            *("--run-dir", str(tmp_path / "run"), "--timeout", "100"),
-            *("-m", "pytest", *pytest_flags, str(HERE / "acceptance" / f"{module}.py")),
+            *("--run-dir", str(tmp_path / "run"), "--timeout", "100", "-m", "pytest", *pytest_flags),
+            *(str(HERE / "acceptance" / f"{module}.py") for module in modules),
         ],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "HORA_TIMEOUT": "30"},
+        env={
+            **os.environ,
+            "PYTHONPATH": SOURCE,
+            "OMP_NUM_THREADS": "1",
+            "TF_NUM_INTRAOP_THREADS": "1",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "HORA_TIMEOUT": "30",
+        },
         cwd=tmp_path,
         check=False,
     )

@@ -33,11 +33,13 @@ def evaluate(model: Any, *args: Any, **options: Any) -> dict[str, float]:
     return results(model)
 
 
-def results(model: Any) -> dict[str, float]:
+def results(model: Any, process_set: Any = api.global_process_set) -> dict[str, float]:
     """What the model's metrics say about the samples of all ranks; their states are left as they are."""
     variables = list({id(each): each for metric in model.metrics for each in metric.variables}.values())
     mine = [keras.ops.convert_to_numpy(variable.value) for variable in variables]
-    everyone = _exchanged([array.astype(_wide(array)) for array in mine], "metrics", len(variables))
+    everyone = _exchanged(
+        [array.astype(_wide(array)) for array in mine], "metrics", len(variables), process_set
+    )
     try:
         for index, variable in enumerate(variables):
             if variable.aggregation == "sum":
@@ -48,10 +50,10 @@ def results(model: Any) -> dict[str, float]:
             variable.assign(array)
 
 
-def average(values: Mapping[str, float]) -> dict[str, float]:
+def average(values: Mapping[str, float], process_set: Any = api.global_process_set) -> dict[str, float]:
     """The mean over the ranks of each value, in float64; each rank's counts the same."""
     names = sorted(values)
-    everyone = _exchanged([names, [float(values[name]) for name in names]], "values", None)
+    everyone = _exchanged([names, [float(values[name]) for name in names]], "values", None, process_set)
     if any(theirs[0] != names for theirs in everyone):
         raise CollectiveError(
             f"The logs of the ranks have different names; rank {api.rank()} has {names}.",
@@ -62,8 +64,8 @@ def average(values: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def _exchanged(mine: list[Any], what: str, count: int | None) -> list[list[Any]]:
-    everyone: list[list[Any]] = api.allgather_object(mine, name=what)
+def _exchanged(mine: list[Any], what: str, count: int | None, process_set: Any) -> list[list[Any]]:
+    everyone: list[list[Any]] = api.allgather_object(mine, name=what, process_set=process_set)
     if count is not None and any(len(theirs) != count for theirs in everyone):
         raise CollectiveError(
             f"The metrics of the ranks differ: they keep {[len(theirs) for theirs in everyone]} variables.",

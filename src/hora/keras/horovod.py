@@ -1,12 +1,14 @@
 """Horovod's interface for Keras on Hora: ``import horovod.keras as hvd`` under ``hora run --horovod``, and
 ``import horovod.tensorflow.keras as hvd``.
 
-Arguments have Horovod's order and defaults; what they mean is the affair of :mod:`hora.keras`.
+Arguments have Horovod's order and defaults; what they mean is the affair of :mod:`hora.keras`. On TensorFlow,
+``init`` is that of ``horovod.tensorflow`` too: a script may use both modules, whichever it has initialized.
 """
 
 # ruff: noqa: PLR0917 - scripts written for Horovod pass these arguments by position
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,26 +23,26 @@ from hora.keras import (
     ProcessSet,
     Product,
     Sum,
-    add_process_set,
     allgather_object,
     barrier,
     broadcast_object,
     cross_rank,
     cross_size,
     global_process_set,
-    init,
     is_homogeneous,
     is_initialized,
     local_rank,
     local_size,
     rank,
-    remove_process_set,
     shutdown,
     size,
 )
 from hora.keras import _models as models
 from hora.keras import _values as values
-from hora.keras._backend import api
+from hora.keras import add_process_set as _add
+from hora.keras import init as _init
+from hora.keras import remove_process_set as _remove
+from hora.keras._backend import BACKEND, api
 from hora.keras._optimizer import DistributedOptimizer as Distribute
 from hora.keras._optimizer import PartialDistributedOptimizer as DistributePartially
 from hora.keras._variables import broadcast_global_variables as broadcast_model
@@ -89,7 +91,71 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
 ]
+
+_job: Any = importlib.import_module("hora.tensorflow.horovod") if BACKEND == "tensorflow" else None
+"""Horovod's interface for the backend, whose job this is, too."""
+
+
+def init(comm: Any = None, process_sets: Any = None) -> None:
+    """Join the job. A second call changes nothing.
+
+    Args:
+        comm: None, or a list of all ranks.
+        process_sets: sets to make usable at once; or ``"dynamic"``, to add them later.
+
+    Raises:
+        ValueError: another ``comm``, or process sets that cannot be made.
+        WorldError: the ranks do not find each other.
+    """
+    if _job is not None:
+        _job.init(comm, process_sets)
+        _init()
+        return
+    if isinstance(process_sets, str):
+        process_sets = None  # they always are dynamic on the other backends
+    _init(**({"process_sets": process_sets} if process_sets is not None else {}))
+    if comm and sorted(comm) != list(range(size())):
+        shutdown()
+        raise UsageError(
+            f"comm={comm!r} are not all ranks.",
+            fix="Write hvd.init(process_sets=[hvd.ProcessSet([0, 1])]) for a part of them.",
+        )
+
+
+def add_process_set(process_set: Any) -> Any:
+    """Make a process set usable. All ranks call it, in the same order."""
+    return _add(process_set) if _job is None else _job.add_process_set(process_set)
+
+
+def remove_process_set(process_set: Any) -> bool:
+    """Give up a process set. All ranks call it, in the same order; whether it was removed."""
+    return bool(_remove(process_set) if _job is None else _job.remove_process_set(process_set))
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Record the operations from now on; rank 0 writes them to a file as a Chrome trace.
+
+    Raises:
+        UsageError: on JAX or PyTorch, where the run directory has a timeline of the whole run.
+    """
+    _recorder("start_timeline").start_timeline(file_path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """Write the timeline that was started."""
+    _recorder("stop_timeline").stop_timeline()
+
+
+def _recorder(function: str) -> Any:
+    if _job is None:
+        raise UsageError(
+            f"hvd.{function}() is for Keras on TensorFlow, and Keras runs on {BACKEND}.",
+            fix="Leave it out, and open timeline.json in the run directory.",
+        )
+    return _job
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name

@@ -19,7 +19,13 @@ import tensorflow as tf
 from hora.core.errors import CollectiveError
 from hora.tensorflow._engine import Carrier, Group
 
-__all__ = ["adasum", "check_adasum", "combine"]
+__all__ = ["NotOfAdasumError", "adasum", "check_adasum", "combine"]
+
+
+class NotOfAdasumError(CollectiveError, NotImplementedError):
+    """What Adasum is not defined for; scripts for Horovod expect a ``NotImplementedError``."""
+
+    slug = "collective"
 
 
 def combine(a: Any, b: Any) -> Any:
@@ -30,7 +36,7 @@ def combine(a: Any, b: Any) -> Any:
     )
     factor_a = 1 - dot / (2 * norm_a) if norm_a > 0 else 1.0
     factor_b = 1 - dot / (2 * norm_b) if norm_b > 0 else 1.0
-    return a * tf.cast(factor_a, a.dtype) + b * tf.cast(factor_b, b.dtype)
+    return a * factor_a + b * factor_b
 
 
 def check_adasum(dtype: tf.DType, size: int, *, function: str) -> None:
@@ -41,7 +47,7 @@ def check_adasum(dtype: tf.DType, size: int, *, function: str) -> None:
             fix="Write op=hora.Sum, or convert with tf.cast(tensor, tf.float32).",
         )
     if size & (size - 1):
-        raise CollectiveError(
+        raise NotOfAdasumError(
             f"{function}: Adasum combines ranks in pairs, which {size} ranks do not allow.",
             fix="Start 2, 4, 8, ... workers, or write op=hora.Average.",
         )

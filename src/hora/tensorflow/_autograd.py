@@ -69,7 +69,7 @@ def _extremes(
     factor = request.prescale * request.postscale
     holds = [
         tf.cast(
-            tf.equal(tensor if factor == 1 else tensor * tf.cast(factor, tensor.dtype), result),
+            tf.equal(tensor if factor == 1 else tensor * factor, result),
             gradient.dtype,
         )
         for tensor, result, gradient in zip(tensors, results, gradients, strict=True)
@@ -126,9 +126,7 @@ def _reducescatter(
         factor *= size if request.op is ReduceOp.Sum else 1
     elif request.op is ReduceOp.Average:
         factor /= size
-    scaled = [
-        gradient * tf.cast(factor, gradient.dtype) if factor != 1 else gradient for gradient in gradients
-    ]
+    scaled = [gradient * factor if factor != 1 else gradient for gradient in gradients]
     return run(replace(_plain(request, "grad"), kind=Kind.ALLGATHER, tensors=scaled))[: len(scaled)]
 
 

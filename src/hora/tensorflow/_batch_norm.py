@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from hora.tensorflow._autograph import unconverted
 from hora.tensorflow._collectives import Sum, grouped_allreduce
 from hora.tensorflow._context import required
 from hora.tensorflow._process_sets import ProcessSet, global_process_set
@@ -34,6 +35,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         super().__init__(**kwargs)
         self._process_set = process_set
 
+    @unconverted
     def _moments(self, inputs: Any, mask: Any) -> Any:
         size = len(self._process_set.members) if required("SyncBatchNormalization") else 1
         if size == 1:

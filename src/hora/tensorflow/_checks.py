@@ -32,7 +32,7 @@ def operation(average: bool | None, op: Any, *, function: str) -> ReduceOp:
         op,
         function=function,
         alias="hvd" if as_horovod else "hora",
-        stacklevel=5 if as_horovod else 4,
+        stacklevel=7 if as_horovod else 5,
     )
 
 

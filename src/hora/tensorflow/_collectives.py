@@ -14,6 +14,8 @@ import tensorflow as tf
 from hora.adapter.ops import Kind, ReduceOp
 from hora.core.errors import CollectiveError
 from hora.tensorflow import _autograd
+from hora.tensorflow._adasum import NotOfAdasumError
+from hora.tensorflow._autograph import unconverted
 from hora.tensorflow._checks import check_reduction, check_root, check_splits, dense, dense_group, operation
 from hora.tensorflow._compression import Compressing, Compression
 from hora.tensorflow._context import required
@@ -48,6 +50,7 @@ Max = ReduceOp.Max
 Product = ReduceOp.Product
 
 
+@unconverted
 def allreduce(  # noqa: PLR0917 - as Horovod
     tensor: Any,
     average: bool | None = None,
@@ -105,6 +108,7 @@ def allreduce(  # noqa: PLR0917 - as Horovod
     return compression.decompress(_autograd.run(request)[0], context)
 
 
+@unconverted
 def grouped_allreduce(  # noqa: PLR0917 - as Horovod
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -133,6 +137,7 @@ def grouped_allreduce(  # noqa: PLR0917 - as Horovod
     )
 
 
+@unconverted
 def allgather(
     tensor: Any,
     name: str | None = None,
@@ -155,6 +160,7 @@ def allgather(
     return _autograd.run(Request(kind=Kind.ALLGATHER, tensors=[given], name=name, process_set=process_set))[0]
 
 
+@unconverted
 def grouped_allgather(
     tensors: Sequence[Any],
     name: str | None = None,
@@ -172,6 +178,7 @@ def grouped_allgather(
     return _autograd.run(request)[: len(given)]
 
 
+@unconverted
 def broadcast(
     tensor: Any,
     root_rank: int,
@@ -198,6 +205,7 @@ def broadcast(
     )[0]
 
 
+@unconverted
 def alltoall(
     tensor: Any,
     splits: Any = None,
@@ -227,6 +235,7 @@ def alltoall(
     return output if splits is None else (output, received)
 
 
+@unconverted
 def reducescatter(  # noqa: PLR0917 - as Horovod
     tensor: Any,
     device_dense: str = "",
@@ -265,6 +274,7 @@ def reducescatter(  # noqa: PLR0917 - as Horovod
     )[0]
 
 
+@unconverted
 def grouped_reducescatter(  # noqa: PLR0917 - as Horovod
     tensors: Sequence[Any],
     device_dense: str = "",
@@ -289,6 +299,7 @@ def grouped_reducescatter(  # noqa: PLR0917 - as Horovod
     )
 
 
+@unconverted
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
     """Wait until all ranks have come here."""
     function = "barrier"
@@ -350,7 +361,7 @@ def _sparse(  # noqa: PLR0917
 ) -> tf.IndexedSlices:
     """All ranks' slices together: those of one row are added up where they are used."""
     if op not in (Average, Sum):
-        raise CollectiveError(
+        raise NotOfAdasumError(
             f"allreduce of IndexedSlices has Average and Sum, not {op.name}.",
             fix="Write op=hora.Sum, or tf.convert_to_tensor(slices) first.",
         )
@@ -360,5 +371,5 @@ def _sparse(  # noqa: PLR0917
     values = compression.decompress(allgather(values, parts[0], process_set=process_set), context)
     indices = allgather(slices.indices, parts[1], process_set=process_set)
     if factor != 1.0:
-        values = values * tf.cast(factor, values.dtype)
+        values = values * factor
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)

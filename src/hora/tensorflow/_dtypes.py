@@ -66,5 +66,5 @@ def scaled_by(tensor: Any, factor: float, *, like: tf.DType) -> Any:
     if factor == 1.0:
         return tensor
     if like.is_floating or like.is_complex:
-        return tensor * tf.cast(factor, tensor.dtype)
+        return tensor * factor
     return tf.cast(tf.cast(tensor, tf.float64) * factor, tensor.dtype)

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from hora.adapter.ops import ReduceOp
 from hora.core.errors import GradientError
+from hora.tensorflow._autograph import unconverted
 from hora.tensorflow._checks import operation
 from hora.tensorflow._collectives import allreduce
 from hora.tensorflow._compression import Compressing, Compression
@@ -91,9 +92,9 @@ class Averaging:
         required(self.function)
         size = len(self.process_set.members)
         alone = size == 1 or current.rank() not in self.process_set.members
-        found = list(gradients)
+        found = [self._as_dense(gradient) for gradient in gradients]
         dense = []
-        for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+        for place, (gradient, variable) in enumerate(zip(found[:], variables, strict=True)):
             if gradient is None:
                 continue
             if identity(variable) in self.local:
@@ -102,10 +103,8 @@ class Averaging:
             if alone:
                 continue
             if isinstance(gradient, tf.IndexedSlices):
-                if not self.sparse_as_dense:
-                    found[place] = self._sparse(gradient)
-                    continue
-                found[place] = tf.convert_to_tensor(gradient)
+                found[place] = self._sparse(gradient)
+                continue
             dense.append(place)
         if dense:
             reduced = reduce_group(
@@ -121,6 +120,10 @@ class Averaging:
                 found[place] = gradient
         return found
 
+    def _as_dense(self, gradient: Any) -> Any:
+        slices = self.sparse_as_dense and isinstance(gradient, tf.IndexedSlices)
+        return tf.convert_to_tensor(gradient) if slices else gradient
+
     def _sparse(self, gradient: tf.IndexedSlices) -> Any:
         if self.op is ReduceOp.Adasum:
             raise GradientError(
@@ -130,6 +133,7 @@ class Averaging:
         return allreduce(gradient, op=self.op, compression=self.compression, process_set=self.process_set)
 
 
+@unconverted
 def DistributedGradientTape(  # noqa: N802, PLR0917 - Horovod's name, and its order of arguments
     gradtape: tf.GradientTape,
     device_dense: str = "",
@@ -250,8 +254,14 @@ class _Distributed(tf.GradientTape):  # type: ignore[misc]
 
     _averaging: Averaging
 
-    def gradient(self, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        """The gradients of ``target``, combined over the ranks; arguments as those of ``tf.GradientTape``."""
+    @unconverted
+    def gradient(
+        self, target: Any, sources: Any, *args: Any, use_generic_names: bool = False, **kwargs: Any
+    ) -> Any:
+        """The gradients of ``target``, combined over the ranks; arguments as those of ``tf.GradientTape``.
+
+        ``use_generic_names`` is accepted for scripts written for Horovod.
+        """
         gradients = super().gradient(target, sources, *args, **kwargs)
         flat = tf.nest.flatten(gradients)
         reduced = self._averaging.reduce(flat, tf.nest.flatten(sources))
@@ -278,10 +288,8 @@ def variables_of(layers: Any) -> list[Any]:
 
 def _scaled(gradient: Any, factor: float) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            gradient.values * tf.cast(factor, gradient.values.dtype), gradient.indices, gradient.dense_shape
-        )
-    return gradient * tf.cast(factor, gradient.dtype)
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor
 
 
 def _check_groups(groups: Any, function: str) -> None:

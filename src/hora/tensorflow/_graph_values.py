@@ -8,31 +8,37 @@ from typing import Any
 import tensorflow as tf
 
 from hora.core.errors import CollectiveError
+from hora.tensorflow._autograph import unconverted
 from hora.tensorflow._context import current, required
 
 __all__ = ["local_rank_op", "local_size_op", "process_set_included_op", "rank_op", "size_op"]
 
 
+@unconverted
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """The number of workers in the job, or in a process set, as an int32 tensor."""
     return _asked(lambda: len(_members(process_set_id)), name)
 
 
+@unconverted
 def rank_op(name: str | None = None) -> Any:
     """This worker's rank, as an int32 tensor."""
     return _asked(current.rank, name)
 
 
+@unconverted
 def local_size_op(name: str | None = None) -> Any:
     """The number of workers on this worker's host, as an int32 tensor."""
     return _asked(current.local_size, name)
 
 
+@unconverted
 def local_rank_op(name: str | None = None) -> Any:
     """This worker's rank on its host, as an int32 tensor."""
     return _asked(current.local_rank, name)
 
 
+@unconverted
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """1 if this worker is in the process set and 0 if not, as an int32 tensor. Of a set that does not exist,
     Horovod's numbers: -2, and -1 before ``init()``.

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from hora.adapter.ops import ReduceOp
 from hora.core.errors import GradientError
+from hora.tensorflow._autograph import unconverted
 from hora.tensorflow._compression import Compressing, Compression
 from hora.tensorflow._gradients import Averaging, variables_of
 from hora.tensorflow._process_sets import ProcessSet, global_process_set
@@ -132,6 +133,7 @@ class _Distributed:
 
 
 class _OfKeras(_Distributed):
+    @unconverted
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """Average the gradients, then use them."""
         following: Any = super()
@@ -153,6 +155,7 @@ class _OfKeras(_Distributed):
 
 
 class _OfTensorFlow1(_Distributed):
+    @unconverted
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
         """Gradients of all ranks, with the variables."""
         following: Any = super()

@@ -235,9 +235,10 @@ class _Team:
 
 
 def _fold(slots: list[NDArray[Any]], merge: Any, total: NDArray[Any]) -> None:
-    merge(slots[0], slots[1], out=total)
-    for slot in slots[2:]:
-        merge(total, slot, out=total)
+    with np.errstate(all="ignore"):  # infinities are no news, and TensorFlow tells none
+        merge(slots[0], slots[1], out=total)
+        for slot in slots[2:]:
+            merge(total, slot, out=total)
 
 
 def _aligned(elements: int, dtype: Any) -> NDArray[Any]:

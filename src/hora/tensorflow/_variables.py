@@ -11,6 +11,7 @@ from hora.adapter.agreement import require_same
 from hora.adapter.arguments import check_root
 from hora.adapter.ops import Kind
 from hora.core.errors import CollectiveError
+from hora.tensorflow._autograph import unconverted
 from hora.tensorflow._context import required
 from hora.tensorflow._process_sets import ProcessSet, global_process_set, member_set
 from hora.tensorflow._request import Request, Tensor, dispatcher, run
@@ -18,6 +19,7 @@ from hora.tensorflow._request import Request, Tensor, dispatcher, run
 __all__ = ["broadcast_", "broadcast_variables"]
 
 
+@unconverted
 def broadcast_variables(
     variables: Iterable[Any],
     root_rank: int = 0,
@@ -62,6 +64,7 @@ def broadcast_variables(
     return None if eager else tf.group(*assigned)
 
 
+@unconverted
 def broadcast_(
     variables: Sequence[Any],
     root_rank: int,

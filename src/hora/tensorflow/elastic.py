@@ -20,7 +20,7 @@ import numpy as np
 from hora.core.errors import CheckpointError, UsageError
 from hora.tensorflow._context import current, required
 from hora.tensorflow._objects import broadcast_object
-from hora.tensorflow._variables import broadcast_variables
+from hora.tensorflow._variables import _value, broadcast_variables
 
 __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
 
@@ -176,7 +176,7 @@ class TensorFlowState(ObjectState):
         return self._variables
 
     def _keep_variables(self) -> None:
-        self._arrays = [np.array(variable) for variable in self._held()]
+        self._arrays = [np.array(_value(variable).numpy()) for variable in self._held()]
 
     def _committed(self) -> dict[str, Any]:
         return super()._committed() | {"arrays": self._arrays}

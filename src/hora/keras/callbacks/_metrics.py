@@ -24,10 +24,12 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc] # K
 
     Args:
         device: as in Horovod; no effect.
+        process_set: the ranks whose metrics count together; others keep their own.
     """
 
-    def __init__(self, device: str = "") -> None:
+    def __init__(self, device: str = "", process_set: Any = api.global_process_set) -> None:
         super().__init__()
+        self._process_set = process_set
         self._training = False
         self._found: dict[str, float] = {}
 
@@ -37,14 +39,14 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc] # K
 
     def on_test_begin(self, logs: Any = None) -> None:
         """``fit`` validates: the states of the training's metrics are there for the last time."""
-        if self._training and api.size() > 1:
-            self._found |= results(self.model)
+        if self._training and self._counts_several():
+            self._found |= results(self.model, self._process_set)
 
     def on_test_end(self, logs: Any = None) -> None:
         """The states of the validation's metrics are there."""
-        if api.size() == 1:
+        if not self._counts_several():
             return
-        found = results(self.model)
+        found = results(self.model, self._process_set)
         if self._training:
             self._found |= {f"val_{name}": value for name, value in found.items()}
         elif logs is not None:
@@ -53,14 +55,17 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc] # K
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """The logs become those of all ranks."""
         self._training = False
-        if logs is None or api.size() == 1:
+        if logs is None or not self._counts_several():
             return
         if not any(name.startswith("val_") for name in self._found):
-            self._found |= results(self.model)
+            self._found |= results(self.model, self._process_set)
         others = {
             name: value
             for name, value in logs.items()
             if name not in self._found and isinstance(value, int | float)
         }
         logs.update((name, value) for name, value in self._found.items() if name in logs)
-        logs.update(average(others))
+        logs.update(average(others, self._process_set))
+
+    def _counts_several(self) -> bool:
+        return bool(api.size() > 1 and self._process_set.included())

@@ -9,7 +9,7 @@ import tensorflow as tf
 from hora.adapter.negotiation.errors import HorovodInternalError
 from hora.core.errors import CollectiveError
 
-__all__ = ["FailedPreconditionError", "InvalidArgumentError", "LostError"]
+__all__ = ["FailedPreconditionError", "InvalidArgumentError", "LostError", "UnsupportedError"]
 
 
 class FailedPreconditionError(tf.errors.FailedPreconditionError, HorovodInternalError):  # type: ignore[misc]
@@ -48,3 +48,9 @@ class InvalidArgumentError(CollectiveError, tf.errors.InvalidArgumentError, Horo
 
     def __str__(self) -> str:
         return CollectiveError.__str__(self)
+
+
+class UnsupportedError(InvalidArgumentError, NotImplementedError):
+    """An operation was asked for what it is not defined for."""
+
+    slug = "collective"

@@ -16,7 +16,8 @@ import numpy as np
 from hora.adapter.negotiation.errors import HorovodInternalError
 from hora.core.errors import NotInitializedError, UsageError
 from hora.tensorflow import _collectives, _gradients, _graph_values, _optimizer, _variables
-from hora.tensorflow.horovod._errors import InvalidArgumentError
+from hora.tensorflow._autograph import unconverted
+from hora.tensorflow.horovod._errors import InvalidArgumentError, UnsupportedError
 from hora.tensorflow.horovod._session import session
 
 __all__ = [
@@ -50,6 +51,7 @@ R = TypeVar("R")
 def as_horovod(function: Callable[P, R]) -> Callable[P, R]:
     """The function with Horovod's exceptions; a root may be an integer of NumPy."""
 
+    @unconverted
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         plain: Any = [int(value) if isinstance(value, np.integer) else value for value in args]
@@ -64,7 +66,9 @@ def as_horovod(function: Callable[P, R]) -> Callable[P, R]:
         except UsageError as error:
             if isinstance(error, HorovodInternalError):
                 raise
-            raise InvalidArgumentError(error.what, fix=error.fix) from error
+            unsupported = isinstance(error, NotImplementedError)
+            kind = UnsupportedError if unsupported else InvalidArgumentError
+            raise kind(error.what, fix=error.fix) from error
 
     return wrapped
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 __all__ = ["refs_to_vars", "vars_to_refs"]
+
+_has_eager = True
+_cache = functools.cache
 
 
 def _executing_eagerly() -> bool:

@@ -1,3 +1,3 @@
 """``horovod.tensorflow.keras.elastic``."""
 
-from hora.keras.elastic import *
+from hora.keras.horovod_elastic import *
