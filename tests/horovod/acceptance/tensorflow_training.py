@@ -4,6 +4,8 @@ What a step makes of the gradients is known on paper: each rank's loss is linear
 """
 
 import os
+import runpy
+import shutil
 from pathlib import Path
 
 import horovod.tensorflow as hvd
@@ -429,3 +431,16 @@ def test_process_sets_of_keras():
     optimizer.apply_gradients([(tf.ones([1]) * (hvd.rank() + 1), variable)])
     assert np.allclose(variable, -(hvd.rank() + 1))
     assert khvd.remove_process_set(few)
+
+
+@pytest.mark.parametrize("name", ["tensorflow2_mnist", "tensorflow2_keras_mnist"])
+def test_whole_scripts(name):
+    khvd.shutdown()
+    ran = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / f"{name}.py"))
+    assert np.mean(ran["losses"][-3:]) < 0.75 * ran["losses"][0]
+    assert alike(ran["model"])
+    steps = {int(each) for each in hvd.allgather_object(np.asarray(ran["opt"].iterations))}
+    assert steps in ({60}, {80})
+    if hvd.rank() == 0:
+        assert any(Path(ran["folder"]).iterdir())
+        shutil.rmtree(ran["folder"])

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hora.adapter import process_sets
-from hora.adapter.negotiation.errors import HorovodInternalError
+from hora.adapter.negotiation import objects
+from hora.adapter.negotiation import session as shared
 from hora.adapter.ops import ReduceOp
-from hora.core.errors import CollectiveError, NotInitializedError
+from hora.core.errors import NotInitializedError
 from hora.tensorflow._checks import operation
 from hora.tensorflow._context import current
 from hora.tensorflow._process_sets import ProcessSet, global_process_set
@@ -107,16 +107,19 @@ def broadcast_object(
     """
     mine = rank() == root_rank
     with tf.init_scope():
-        data = _pickled(obj) if mine else b""
+        data = objects.pickled(obj) if mine else b""
         length = int(
             broadcast(
-                tf.constant(len(data), tf.int64), root_rank, _part(name, "length"), process_set=process_set
+                tf.constant(len(data), tf.int64),
+                root_rank,
+                objects.part(name, "length"),
+                process_set=process_set,
             )
         )
         if length == 0:
-            raise _refusal(root_rank)
+            raise objects.refusal(root_rank)
         wire = tf.constant(np.frombuffer(data, np.uint8) if mine else np.zeros(length, np.uint8))
-        sent = broadcast(wire, root_rank, _part(name, "bytes"), process_set=process_set)
+        sent = broadcast(wire, root_rank, objects.part(name, "bytes"), process_set=process_set)
     return obj if mine else pickle.loads(sent.numpy().tobytes())
 
 
@@ -142,15 +145,15 @@ def allgather_object(
         process_set: the ranks that take part.
     """
     with tf.init_scope():
-        data = _pickled(obj)
+        data = objects.pickled(obj)
         lengths = allgather(
-            tf.constant([len(data)], tf.int64), _part(name, "lengths"), process_set=process_set
+            tf.constant([len(data)], tf.int64), objects.part(name, "lengths"), process_set=process_set
         )
         wire = tf.constant(np.frombuffer(data, np.uint8))
-        gathered = allgather(wire, _part(name, "bytes"), process_set=process_set).numpy()
+        gathered = allgather(wire, objects.part(name, "bytes"), process_set=process_set).numpy()
     counts = lengths.numpy().tolist()
     if 0 in counts:
-        raise _refusal(process_set.members[counts.index(0)])
+        raise objects.refusal(process_set.members[counts.index(0)])
     return [pickle.loads(part.tobytes()) for part in np.split(gathered, np.cumsum(counts)[:-1])]
 
 
@@ -165,15 +168,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         HorovodInternalError: the ranks give different sets.
     """
     made = session("add_process_set")
-    if not made.dynamic:
-        raise ValueError(
-            "Process sets can be added after init only if they are dynamic: write "
-            'hvd.init(process_sets="dynamic") or set HOROVOD_DYNAMIC_PROCESS_SETS=1.'
-        )
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-    process_sets.refuse_used(added)
-    process_sets.check(added, made.context)
-    made.client.add_process_set(added)
+    shared.add_process_set(made, added)
     return added
 
 
@@ -186,24 +182,12 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     Raises:
         ValueError: process sets are not dynamic.
     """
-    made = session("remove_process_set")
-    if not made.dynamic:
-        raise ValueError(
-            'Process sets can be removed only if they are dynamic: hvd.init(process_sets="dynamic").'
-        )
-    if process_set is global_process_set or process_set.process_set_id is None:
-        return False
-    if made.context.process_sets.get(process_set.process_set_id) is None:
-        return False
-    made.client.remove_process_set(process_set)
-    return True
+    return shared.remove_process_set(session("remove_process_set"), process_set)
 
 
 def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
     """The ranks of each process set in use, by its id."""
-    context = session("get_process_set_ids_and_ranks").context
-    sets = {0: list(range(context.world.size))}
-    return sets | {number: list(found.members) for number, found in context.process_sets.items()}
+    return shared.ids_and_ranks(session("get_process_set_ids_and_ranks"))
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
@@ -213,9 +197,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
         file_path: where rank 0 writes.
         mark_cycles: whether each release of operations is marked.
     """
-    made = session("start_timeline")
-    if made.context.world.rank == 0:
-        made.trace.start(file_path, mark_cycles=mark_cycles)
+    shared.start_timeline(session("start_timeline"), file_path, mark_cycles=mark_cycles)
 
 
 def stop_timeline() -> None:
@@ -272,30 +254,3 @@ def handle_average_backwards_compatibility(op: ReduceOp | None, average: bool | 
 def check_num_rank_power_of_2(num_rank: int) -> bool:
     """Whether a number of ranks is 1, 2, 4, 8, ..."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
-
-
-def _part(name: str | None, part: str) -> str | None:
-    return None if name is None else f"{name}.{part}"
-
-
-def _pickled(obj: Any) -> bytes:
-    try:
-        import cloudpickle as pickler
-    except ImportError:
-        pickler = pickle
-    try:
-        data: bytes = pickler.dumps(obj)
-    except Exception as error:  # noqa: BLE001 - whatever the object's own methods raise
-        # The other ranks hear of it as an empty message; this rank says what it was.
-        print(f"hora: the object of this rank cannot be pickled: {type(error).__name__}: {error}", flush=True)
-        return b""
-    return data
-
-
-def _refusal(number: int) -> HorovodInternalError:
-    error = HorovodInternalError(f"The object of rank {number} cannot be pickled.")
-    error.__cause__ = CollectiveError(
-        f"The object of rank {number} cannot be pickled.",
-        fix="Send plain data: numbers, texts, lists, dicts, numpy arrays, tensors.",
-    )
-    return error

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
-import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from hora.adapter import process_sets
 from hora.adapter.context import is_failing
-from hora.adapter.negotiation.connect import connect
+from hora.adapter.negotiation import session as shared
 from hora.adapter.negotiation.coordinator import Coordinator
-from hora.adapter.negotiation.errors import HorovodInternalError
-from hora.adapter.negotiation.match import Table
 from hora.adapter.negotiation.options import Options, options
 from hora.adapter.negotiation.timeline import Trace
-from hora.core.errors import NotInitializedError
-from hora.core.settings import load
 from hora.tensorflow import _context, _request
 from hora.tensorflow._context import Context, current
 from hora.tensorflow._process_sets import ProcessSet, global_process_set
@@ -72,24 +65,17 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         WorldError: the ranks do not find each other (see ``hora.tensorflow.init``).
     """
     global _session, _dynamic
-    if isinstance(process_sets, str):
-        if process_sets.lower() != "dynamic":
-            raise ValueError(f'process_sets={process_sets!r}: give a list of ProcessSet, or "dynamic".')
-        _dynamic = True
+    _dynamic = shared.asks_for_dynamic_sets(process_sets) or _dynamic
     if _session is not None and _session.context.pid == os.getpid():
         _session.dynamic = _session.dynamic or _dynamic
         return
     found = options()
     owns_job = not current.is_initialized()
     if owns_job:
-        settings = load()
-        if "HOROVOD_GLOO_TIMEOUT_SECONDS" in os.environ and "HORA_TIMEOUT" not in os.environ:
-            with contextlib.suppress(ValueError):
-                settings = replace(settings, timeout=float(os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"]))
-        _context.init(settings=settings)
+        _context.init(settings=shared.settings_of_horovod())
     context = _context.context()
     try:
-        _check_comm(comm, context)
+        shared.check_comm(comm, context.world.size)
         _session = _negotiate(context, found, dynamic=found.dynamic_sets or _dynamic, owns_job=owns_job)
         if process_sets is not None and not isinstance(process_sets, str):
             add_all(process_sets)
@@ -125,10 +111,7 @@ def session(function: str) -> Session:
         NotInitializedError: before ``init()`` or after ``shutdown()``.
     """
     if _session is None:
-        raise NotInitializedError(
-            f"Horovod has not been initialized: hvd.{function}() was called before hvd.init().",
-            fix="Call hvd.init() once, at the start of the script.",
-        )
+        raise shared.not_initialized(function)
     return _session
 
 
@@ -142,36 +125,18 @@ def add_all(sets: Iterable[ProcessSet]) -> None:
             made.client.add_process_set(process_set)
 
 
-def _check_comm(comm: Any, context: Context) -> None:
-    if comm is None:
-        return
-    everyone = list(range(context.world.size))
-    if isinstance(comm, list | tuple) and (not comm or sorted(comm) == everyone):
-        return
-    raise ValueError(
-        f"comm={comm!r}: subsets of ranks and MPI communicators need MPI, which Hora does not use. "
-        "Write hvd.init(process_sets=[hvd.ProcessSet([0, 1])]) instead."
-    )
-
-
 def _negotiate(context: Context, found: Options, *, dynamic: bool, owns_job: bool) -> Session:
     global _generation
     trace = Trace()
-    coordinator = None
     key = context.key(f"horovod's coordinator {_generation}")
     _generation += 1
-    if context.world.rank == 0:
-        one_host = context.world.host_count == 1
-        sets = {number: made.members for number, made in context.process_sets.items()}
-        table = Table(context.world.size, sets=sets, next_set=context.next_process_set)
-        coordinator = Coordinator(table, found, trace, address="127.0.0.1" if one_host else "0.0.0.0")
-        control, alarm = coordinator.attach()
-        host = "127.0.0.1" if one_host else _own_address(context)
-        context.store.set(key, json.dumps([host, coordinator.port, coordinator.token]).encode())
-        coordinator.start()
-    else:
-        host, port, token = json.loads(context.store.get(key))
-        control, alarm = connect(host, port, token, rank=context.world.rank)
+    coordinator, control, alarm = shared.meet(
+        context,
+        found,
+        trace,
+        publish=lambda place: context.store.set(key, place.encode()),
+        published=lambda: context.store.get(key),
+    )
 
     def change_set(process_set: ProcessSet, ranks: Sequence[int]) -> None:
         if ranks:
@@ -197,17 +162,6 @@ def _negotiate(context: Context, found: Options, *, dynamic: bool, owns_job: boo
     if _end_session not in _context.before_leaving:
         _context.before_leaving.append(_end_session)
     return made
-
-
-def _own_address(context: Context) -> str:
-    """Where the other hosts reach rank 0: it serves the store that they have found already."""
-    store = context.settings.store
-    host = urlsplit(store).hostname if store else os.environ.get("MASTER_ADDR")
-    if host is None:
-        raise HorovodInternalError(
-            "Rank 0 does not know its own address. Export MASTER_ADDR and MASTER_PORT in the job script."
-        )
-    return host
 
 
 def _end_session() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from hora.adapter.negotiation.errors import HorovodInternalError
+from hora.adapter.negotiation import objects
+from hora.adapter.negotiation import session as shared
 from hora.adapter.ops import Kind
-from hora.core.errors import CollectiveError
 from hora.torch import _process_sets, _state
 from hora.torch._process_sets import ProcessSet, global_process_set
 from hora.torch._request import Request
@@ -155,15 +155,15 @@ def broadcast_object(
     """
     context = session("broadcast_object").context
     mine = context.world.rank == root_rank
-    data = _pickled(obj) if mine else b""
+    data = objects.pickled(obj) if mine else b""
     length = torch.tensor([len(data)], dtype=torch.int64)
-    size = int(synchronize(broadcast_async_(length, root_rank, _part(name, "length"), process_set)))
+    size = int(synchronize(broadcast_async_(length, root_rank, objects.part(name, "length"), process_set)))
     if size == 0:
-        raise _refusal(root_rank)
+        raise objects.refusal(root_rank)
     wire = (
         torch.frombuffer(bytearray(data), dtype=torch.uint8) if mine else torch.empty(size, dtype=torch.uint8)
     )
-    synchronize(broadcast_async_(wire, root_rank, _part(name, "bytes"), process_set))
+    synchronize(broadcast_async_(wire, root_rank, objects.part(name, "bytes"), process_set))
     return obj if mine else pickle.loads(wire.numpy().tobytes())
 
 
@@ -185,15 +185,17 @@ def allgather_object(
         process_set: the ranks that take part.
     """
     current = session("allgather_object")
-    data = _pickled(obj)
+    data = objects.pickled(obj)
     wire = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-    request = Request(kind=Kind.ALLGATHER, name=_part(name, "bytes"), tensors=[wire], process_set=process_set)
+    request = Request(
+        kind=Kind.ALLGATHER, name=objects.part(name, "bytes"), tensors=[wire], process_set=process_set
+    )
     _process_sets.member_set(process_set, function="allgather_object")
     gathered: torch.Tensor = current.client.submit(request).wait()
     assert request.rows is not None
     lengths = request.rows[0]
     if 0 in lengths:
-        raise _refusal(process_set.members[lengths.index(0)])
+        raise objects.refusal(process_set.members[lengths.index(0)])
     return [pickle.loads(part.numpy().tobytes()) for part in torch.split(gathered, lengths)]
 
 
@@ -207,15 +209,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         ValueError: process sets are not dynamic, or such a set exists or cannot exist.
         HorovodInternalError: the ranks give different sets.
     """
-    current = session("add_process_set")
-    if not current.dynamic:
-        raise ValueError(
-            "Process sets can be added after init only if they are dynamic: write "
-            'hvd.init(process_sets="dynamic") or set HOROVOD_DYNAMIC_PROCESS_SETS=1.'
-        )
+    made = session("add_process_set")
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-    _process_sets.check(added, current.context)
-    current.client.add_process_set(added)
+    shared.add_process_set(made, added)
     return added
 
 
@@ -228,24 +224,12 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     Raises:
         ValueError: process sets are not dynamic.
     """
-    current = session("remove_process_set")
-    if not current.dynamic:
-        raise ValueError(
-            'Process sets can be removed only if they are dynamic: hvd.init(process_sets="dynamic").'
-        )
-    if process_set is global_process_set or process_set.process_set_id is None:
-        return False
-    if current.context.process_sets.get(process_set.process_set_id) is None:
-        return False
-    current.client.remove_process_set(process_set)
-    return True
+    return shared.remove_process_set(session("remove_process_set"), process_set)
 
 
 def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
     """The ranks of each process set in use, by its id."""
-    context = session("get_process_set_ids_and_ranks").context
-    sets = {0: list(range(context.world.size))}
-    return sets | {number: list(found.members) for number, found in context.process_sets.items()}
+    return shared.ids_and_ranks(session("get_process_set_ids_and_ranks"))
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
@@ -255,38 +239,9 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
         file_path: where rank 0 writes.
         mark_cycles: whether each release of operations is marked.
     """
-    current = session("start_timeline")
-    if current.context.world.rank == 0:
-        current.trace.start(file_path, mark_cycles=mark_cycles)
+    shared.start_timeline(session("start_timeline"), file_path, mark_cycles=mark_cycles)
 
 
 def stop_timeline() -> None:
     """Write the timeline that was started."""
     session("stop_timeline").trace.stop()
-
-
-def _part(name: str | None, part: str) -> str | None:
-    return None if name is None else f"{name}.{part}"
-
-
-def _pickled(obj: Any) -> bytes:
-    try:
-        import cloudpickle as pickler
-    except ImportError:
-        pickler = pickle
-    try:
-        data: bytes = pickler.dumps(obj)
-    except Exception as error:  # noqa: BLE001 - whatever the object's own methods raise
-        # The other ranks hear of it as an empty message; this rank says what it was.
-        print(f"hora: the object of this rank cannot be pickled: {type(error).__name__}: {error}", flush=True)
-        return _FAILED
-    return data
-
-
-def _refusal(rank: int) -> HorovodInternalError:
-    error = HorovodInternalError(f"The object of rank {rank} cannot be pickled.")
-    error.__cause__ = CollectiveError(
-        f"The object of rank {rank} cannot be pickled.",
-        fix="Send plain data: numbers, texts, lists, dicts, numpy arrays, tensors.",
-    )
-    return error
