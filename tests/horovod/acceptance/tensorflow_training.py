@@ -433,14 +433,15 @@ def test_process_sets_of_keras():
     assert khvd.remove_process_set(few)
 
 
+@pytest.mark.skipif(WORKERS == 1, reason="several are what they are written for")
 @pytest.mark.parametrize("name", ["tensorflow2_mnist", "tensorflow2_keras_mnist"])
 def test_whole_scripts(name):
     khvd.shutdown()
     ran = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / f"{name}.py"))
-    assert np.mean(ran["losses"][-3:]) < 0.75 * ran["losses"][0]
+    assert np.mean(ran["losses"][-3:]) < 0.8 * ran["losses"][0]
     assert alike(ran["model"])
     steps = {int(each) for each in hvd.allgather_object(np.asarray(ran["opt"].iterations))}
-    assert steps in ({60}, {80})
+    assert steps == {40}
     if hvd.rank() == 0:
         assert any(Path(ran["folder"]).iterdir())
         shutil.rmtree(ran["folder"])

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from hora.workloads.resnet import fashion_mnist
 
-STEPS = int(os.environ.get("STEPS", "20"))
+STEPS = int(os.environ.get("STEPS", "10"))
 
 hvd.init()
 
