@@ -1,4 +1,4 @@
-"""Runs jobs in forks of one process that has imported torch already: a run costs 0.2 s, not 2 s.
+"""Runs jobs in forks of one process that has imported the framework already: a run costs 0.2 s, not 2 s.
 
 What the launcher would do is done here in small: environment, logs, exit codes. A few tests use the
 launcher itself.
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,20 @@ ROOT = Path(__file__).parents[2]
 
 
 class Forks:
-    """A runner for ``hora.verify``; ``close()`` ends the process behind it."""
+    """A runner for ``hora.verify``; ``close()`` ends the process behind it.
 
-    def __init__(self) -> None:
+    Args:
+        module: the adapter that the scripts use.
+        env: variables for it.
+    """
+
+    def __init__(self, module: str = "hora.torch", env: Mapping[str, str] | None = None) -> None:
         # An environment of their own: importing torch sets variables.
         environ = {key: value for key, value in os.environ.items() if not key.startswith("HORA_")}
         environ |= {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+        environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_NUM_INTRAOP_THREADS": "1", **(env or {})}
         self._server = subprocess.Popen(
-            [sys.executable, "-c", "from tests.verify.forks import serve; serve()"],
+            [sys.executable, "-c", f"from tests.verify.forks import serve; serve({module!r})"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environ,
@@ -78,18 +85,25 @@ class Forks:
         self._server.stdout.close()
 
 
-def serve() -> None:
+def serve(module: str) -> None:
     """Answer one line of JSON for each that is asked, until there are no more."""
-    import torch
+    if module == "hora.torch":
+        import torch
 
-    torch.set_num_threads(1)
-    importlib.import_module("hora.torch.verify._record")
-    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)  # imports what torch imports late
+        torch.set_num_threads(1)
+        importlib.import_module("hora.torch.verify._record")
+        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)  # imports what torch imports late
+    else:
+        if module == "hora.tensorflow":
+            importlib.import_module("keras")  # TensorFlow imports it late
+        importlib.import_module(module)
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(1)
     gc.freeze()  # so that collections in the ranks do not copy what they share
     for line in sys.stdin:
         asked = json.loads(line)
         ranks = [_fork(asked, rank) for rank in range(asked["workers"])]
-        codes = _wait(ranks, limit=40.0)
+        codes = _wait(ranks, limit=80.0)
         last_line = ""
         for rank in range(asked["workers"]):
             written = (Path(asked["run_dir"]) / "logs" / f"rank-{rank}.log").read_text().splitlines()
@@ -105,7 +119,7 @@ def _fork(asked: dict[str, Any], rank: int) -> int:
     code = 1
     try:
         _become(asked, rank)
-        importlib.import_module("hora.torch.verify._record_start")
+        importlib.import_module("hora.adapter.recording.preload")
         runpy.run_path(asked["script"], run_name="__main__")
         code = 0
     except SystemExit as ended:
@@ -139,7 +153,7 @@ def _become(asked: dict[str, Any], rank: int) -> None:
             "HORA_RUN_DIR": asked["run_dir"],
             "HORA_JOB": "verify-test",
             "HORA_DEVICE": "cpu",
-            "HORA_TIMEOUT": "15",
+            "HORA_TIMEOUT": "40",
         }
     )
     os.chdir(asked["run_dir"])

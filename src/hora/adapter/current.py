@@ -8,7 +8,7 @@ from typing import Generic, NoReturn, Protocol, TypeVar
 from hora.core.errors import AlreadyInitializedError, NotInitializedError
 from hora.core.world import World
 
-__all__ = ["Current", "Known"]
+__all__ = ["Current", "Known", "in_use", "were_used"]
 
 
 class Known(Protocol):
@@ -116,6 +116,16 @@ class Current(Generic[C]):
             f"{self.module}.{function}() was called before {self.module}.init().",
             fix=f"Call {self.module}.init() once, at the start of the script.",
         )
+
+
+def in_use() -> list[str]:
+    """The adapters of this process that are between their ``init()`` and ``shutdown()``."""
+    return [module for module, current in _all.items() if current.context is not None]
+
+
+def were_used() -> bool:
+    """Whether any adapter's ``init()`` was called in this process."""
+    return any(current.generation or current.context is not None for current in _all.values())
 
 
 def _found(module: str) -> Current[Known]:

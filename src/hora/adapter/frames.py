@@ -9,7 +9,7 @@ from types import CodeType, FrameType
 
 from hora.guard.source import Block, blocks, rank_condition
 
-__all__ = ["Site", "at", "pass_over", "user_frame", "user_frames", "user_site"]
+__all__ = ["Site", "at", "called_by_user", "line", "pass_over", "user_frame", "user_frames", "user_site"]
 
 FRAMES = 12
 """User frames looked at for a condition on the rank."""
@@ -68,6 +68,18 @@ def user_frame(depth: int) -> FrameType | None:
             return frame
         frame = frame.f_back
     return None
+
+
+def line() -> str:
+    """``file:line`` of the user's innermost frame, without the folder; empty where there is none."""
+    frame = user_frame(2)
+    return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def called_by_user() -> bool:
+    """Whether the function that asks was called by the user's code itself, and by no library."""
+    frame = sys._getframe(2)
+    return user_frame(2) is not None and _is_user(frame.f_code)
 
 
 def _is_user(code: CodeType) -> bool:

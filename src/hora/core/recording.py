@@ -175,12 +175,14 @@ class Ending:
 
     Attributes:
         why: "stopped" after the last step that was asked for, "finished" with the script, "no-init" where
-            the script trains without ``hora.torch.init()``.
+            the script trains without ``init()``.
         metrics: those after the last step.
         dtypes: of the parameters.
-        unsaved: calls of ``torch.save`` that were left out.
+        unsaved: calls of ``saves`` that were left out.
         batches: backward passes after the last step.
         where: ``file:line`` of the first step.
+        module: the adapter; empty where the script has imported none.
+        saves: what writes a model to a file there.
     """
 
     why: str
@@ -189,6 +191,8 @@ class Ending:
     unsaved: int = 0
     batches: int = 0
     where: str = ""
+    module: str = "hora.torch"
+    saves: str = "torch.save"
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from hora.verify.causes import METRIC, METRIC_REMOVALS
 from hora.verify.compare import Tolerance
 from hora.verify.evidence import Pair
+from hora.verify.fixes import fix_of
 from hora.verify.report import Experiment, Found
 from hora.verify.runs import Run
 
@@ -73,7 +74,9 @@ def judge_metrics(pair: Pair, rerun: Callable[[str], Run]) -> Judgement:
                 f"The number reduced at {first.place}, after step {first.step}, is {first.one:.6g} with 1 "
                 f"worker and {first.many:.6g} with {pair.many.workers}. {how}."
             )
-            found = Found(name=METRIC.name, title=METRIC.title, why=why, fix=METRIC.fix)
+            found = Found(
+                name=METRIC.name, title=METRIC.title, why=why, fix=fix_of("metric", METRIC.fix, pair.one)
+            )
             return Judgement([found], experiments)
     note = (
         f"The number reduced at {first.place}, after step {first.step}, is {first.one:.6g} with 1 worker and "

@@ -6,6 +6,7 @@ import collections
 
 from hora.verify.causes import CAUSES
 from hora.verify.evidence import Pair
+from hora.verify.fixes import fix_of
 from hora.verify.report import Found
 
 __all__ = ["overlap"]
@@ -27,5 +28,7 @@ def overlap(pair: Pair) -> Found | None:
                 f"Workers use the same samples: {shared} of the {len(users)} samples of step {number + 1} "
                 f"are used by several workers, so that {pair.many.workers} workers do the work of fewer."
             )
-            return Found(name=cause.name, title=cause.title, why=why, fix=cause.fix)
+            return Found(
+                name=cause.name, title=cause.title, why=why, fix=fix_of(cause.name, cause.fix, pair.one)
+            )
     return None

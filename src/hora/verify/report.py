@@ -220,7 +220,8 @@ class Report:
                 f"Gradients or parameters are not finite from step {first} on, with any number of workers."
             )
         if any(ending.unsaved for ending in endings):
-            notes.append("Its calls of torch.save were left out, so that no checkpoint is overwritten.")
+            saves = next(ending.saves for ending in endings)
+            notes.append(f"Its calls of {saves} were left out, so that no checkpoint is overwritten.")
         return notes
 
     def write(self) -> Path:

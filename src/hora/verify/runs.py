@@ -103,7 +103,7 @@ class Runs:
             "HORA_GUARD": "off",
             "HORA_PROGRESS": "off",
             **self._env,
-            "HORA_PRELOAD": "hora.torch.verify._record_start",
+            "HORA_PRELOAD": "hora.adapter.recording.preload",
             "HORA_VERIFY": str(folder / "plan.json"),
         }
         began = time.monotonic()

@@ -17,6 +17,7 @@ from hora.verify.accept import accept
 from hora.verify.causes import CAUSES, Cause
 from hora.verify.compare import Comparison, compare
 from hora.verify.evidence import Pair, unfollowed
+from hora.verify.fixes import STEPS, fix_of
 from hora.verify.metrics import judge_metrics
 from hora.verify.overlap import overlap
 from hora.verify.report import Experiment, Found, Report
@@ -165,10 +166,11 @@ class _Search:
                 fix=f"{hint}: hora run -n {run.workers} ... (its output: {log})",
             )
         endings = [rank.ending for rank in run.ranks]
+        module = next((ending.module for ending in endings if ending is not None), "") or "hora.torch"
         if any(ending is not None and ending.why == "no-init" for ending in endings):
             raise VerifyError(
-                "The script trains without hora.torch.init(), so its workers do not know of each other.",
-                fix="Write `import hora.torch as hora` and `hora.init()` at its start.",
+                f"The script trains without {module}.init(), so its workers do not know of each other.",
+                fix=f"Write `import {module} as hora` and `hora.init()` at its start.",
             )
         if any(ending is None for ending in endings):
             raise VerifyError(
@@ -177,8 +179,8 @@ class _Search:
             )
         if not run.steps:
             raise VerifyError(
-                f"The script made no step of a torch.optim optimizer {with_}: there is nothing to compare.",
-                fix="Give the arguments that make it train, by loss.backward() and optimizer.step().",
+                f"The script made no step of {STEPS[module][0]} {with_}: there is nothing to compare.",
+                fix=f"Give the arguments that make it train, by {STEPS[module][1]}.",
             )
 
     def _in_float64(
@@ -304,7 +306,12 @@ class _Search:
         self._say(f"  {experiment.line}")
 
     def _found(self, cause: Cause, pair: Pair, compared: Comparison) -> Found:
-        return Found(name=cause.name, title=cause.title, why=cause.why(pair), fix=cause.fix)
+        return Found(
+            name=cause.name,
+            title=cause.title,
+            why=cause.why(pair),
+            fix=fix_of(cause.name, cause.fix, pair.one),
+        )
 
 
 def _index(compared: Comparison) -> int:

@@ -22,6 +22,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from hora.adapter.recording.recorder import recorder
 from hora.core.recording import Batch, Ending, Plan, Step, as_line, rounding
 from hora.torch import _context
 from hora.torch.shard._gradient import whole
@@ -74,8 +75,10 @@ class Recorder:
 
     @property
     def active(self) -> bool:
-        """False in processes that the rank has forked, such as its loaders."""
-        return os.getpid() == self._pid
+        """False in processes that the rank has forked, such as its loaders, and in scripts that only use
+        PyTorch beside another framework.
+        """
+        return os.getpid() == self._pid and recorder().in_charge("hora.torch")
 
     def start(self) -> None:
         """Put all hooks in place; called once, before the script."""

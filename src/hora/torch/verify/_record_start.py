@@ -1,12 +1,14 @@
-"""Imported before the script in each rank of ``hora verify``, by ``HORA_PRELOAD``: starts the recording."""
+"""Starts the recording of a script that uses PyTorch, when that is imported."""
 
 from __future__ import annotations
 
-from hora.core.recording import Plan
-from hora.core.settings import load
+from hora.adapter.recording.recorder import recorder
 from hora.torch.verify._record import Recorder
 
-_settings = load()
-assert _settings.verify is not None, "the launcher sets both"
-recorder = Recorder(Plan.read(_settings.verify), rank=_settings.rank or 0, size=_settings.size or 1)
-recorder.start()
+__all__ = ["start"]
+
+
+def start() -> None:
+    """Look on from here on; called once, in a rank of ``hora verify``."""
+    neutral = recorder()
+    Recorder(neutral.plan, rank=neutral.rank, size=neutral.size).start()
