@@ -44,7 +44,8 @@ class Steps:
     def following(self) -> bool:
         """Whether it is a training of the script's own by JAX that is recorded."""
         recorder = self._recorder
-        return recorder.active and recorder.module != "hora.tensorflow" and not recorder.in_step
+        ours = recorder.in_charge("hora.jax") or recorder.module == "hora.keras"
+        return recorder.active and ours and not recorder.in_step
 
     def start(self) -> None:
         """Look on from here on."""
@@ -175,8 +176,8 @@ class Steps:
                 recorder = self._recorder
                 if self._grads or not self.following or is_traced((args, kwargs)):
                     return made(*args, **kwargs)
-                recorder.begin_pass()
                 recorder.module = recorder.module or "hora.jax"
+                recorder.begin_pass()
                 if isinstance(argnums, int) and argnums < len(args):
                     self.is_state(args[argnums])
                     new = self._replaced(args[argnums])
