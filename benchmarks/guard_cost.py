@@ -48,8 +48,8 @@ from torch.utils.data import dataloader as loaders
 
 import hora.torch as hora
 from _interleave import Case, Report, Spread, arguments, long_table
+from hora.adapter.prints import EVERY
 from hora.torch import _context
-from hora.torch.watch import _group
 
 Numbers = numpy.ndarray[Any, Any]
 MODELS = ("resnet", "transformer", "tiny")
@@ -61,7 +61,7 @@ WARM = 60
 """Steps before the first that is measured."""
 
 TRIMMED = 0.2
-CADENCE = _group.PRINT_STEPS
+CADENCE = EVERY
 
 STAND_INS: list[tuple[Any, str]] = [
     (torch.autograd, "backward"),

@@ -22,6 +22,7 @@ from hora.adapter import hosts, meeting
 from hora.adapter.current import Current
 from hora.adapter.guard import Guard, Members
 from hora.adapter.places import run_directory, versions
+from hora.adapter.watch import Watch
 from hora.core.errors import WorldError
 from hora.core.events import Timeline
 from hora.core.rundir import RunDirectory
@@ -51,6 +52,7 @@ class Common:
         peers: ranks with this worker's local rank, one per host.
         homogeneous: whether every host has the same number of workers.
         guard: what reports to the supervisor; None without one.
+        watch: what looks at the training for it; None without one.
         generation: which ``init()`` of this process it is, the same number on all ranks.
         pid: the process that called ``init``; a forked child has another.
         process_sets: the process sets in use by id, without that of all ranks.
@@ -66,6 +68,7 @@ class Common:
     peers: tuple[int, ...]
     homogeneous: bool = True
     guard: Guard | None = None
+    watch: Watch | None = None
     generation: int = 0
     pid: int = field(default_factory=os.getpid)
     process_sets: dict[int, Any] = field(default_factory=dict)
@@ -195,6 +198,7 @@ def join(
             peers=peers,
             homogeneous=homogeneous,
             guard=watch,
+            watch=None if watch is None else _watch(watch, world, number),
             generation=number,
             module=current.module,
             store=store,
@@ -269,6 +273,10 @@ def timeline_of(run: RunDirectory | None, world: World, settings: Settings) -> T
     lasting = world.rank if settings.worker is None else settings.worker
     path = run.events(lasting) if run is not None and settings.timeline else None
     return Timeline(path, rank=world.rank, limit=settings.timeline_events)
+
+
+def _watch(guard: Guard, world: World, generation: int) -> Watch:
+    return Watch(guard.reporter, rank=world.rank, size=world.size, generation=generation)
 
 
 def _introduce(store: Store, world: World, module: str, number: int) -> tuple[World, tuple[int, ...], bool]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -21,10 +21,10 @@ from hora.core.errors import SettingError, WorldError
 from hora.core.plural import plural
 from hora.core.settings import Settings
 from hora.core.world import World
-from hora.guard.reporter import Reporter
-from hora.tensorflow import _engine
+from hora.tensorflow import _engine, _raised, _watch
 from hora.tensorflow._engine import Engine
 from hora.tensorflow._shared import SharedEngine
+from hora.tensorflow._watch import Steps
 
 if TYPE_CHECKING:
     from hora.tensorflow._process_sets import ProcessSet
@@ -64,11 +64,37 @@ class Context(adapter.Context):
         guard: what reports to the supervisor; None without one.
         running: the engine; None only while it starts.
         uses_gpu: whether this worker computes on a GPU.
+        steps: what is watched of each set of variables that averaged gradients train.
     """
 
     guard: Guard | None = None
     running: Engine | SharedEngine | None = None
     uses_gpu: bool = False
+    steps: dict[tuple[int, ...], Steps] = field(default_factory=dict)
+
+    def steps_of(
+        self, variables: Sequence[Any], process_set: ProcessSet, *, scaled: bool = False
+    ) -> Steps | None:
+        """What is watched of the steps of these variables; None without a guard.
+
+        Args:
+            variables: whose gradients are averaged.
+            process_set: the ranks that take part.
+            scaled: see :class:`Steps`.
+        """
+        if self.watch is None or len(process_set.members) == 1:
+            return None
+        key = tuple(map(id, variables))
+        found = self.steps.get(key)
+        if found is None or not found.is_of(variables):
+            found = self.steps[key] = Steps(
+                self.watch,
+                variables,
+                process_set.members,
+                scaled=scaled,
+                timeline=lambda: self.timeline,
+            )
+        return found
 
     @property
     def engine(self) -> Engine | SharedEngine:
@@ -81,19 +107,6 @@ class Guard(AdapterGuard):
     """The guard's half in this rank; the engine's errors have causes, too."""
 
     failures: ClassVar[tuple[type[BaseException], ...]] = (*AdapterGuard.failures, tf.errors.OpError)
-
-    def __init__(self, reporter: Reporter) -> None:
-        super().__init__(reporter)
-        self._steps: dict[Hashable, int] = {}
-
-    def stepped(self, where: Hashable) -> None:
-        """Gradients were averaged. A step may do that at several places, for several optimizers.
-
-        Only the number is told: what says which rank is slow would take all time between two steps for
-        computing, that in which a ``tf.data.Dataset`` makes the next batch too.
-        """
-        self._steps[where] = self._steps.get(where, 0) + 1
-        self.reporter.slot.pace(max(self._steps.values()), 0.0, 0.0, 0.0)
 
 
 current: Current[Context] = Current("hora.tensorflow")
@@ -190,6 +203,9 @@ def _start(joined: Context) -> None:
             told.decode() for told in joined.exchange("addresses of the engine", mine.encode())
         ],
     )
+    joined.closing.append(_raised.install())
+    if joined.watch is not None:
+        joined.closing.append(_watch.follow(joined.watch, lambda: joined.timeline))
     joined.engines["cuda" if joined.uses_gpu else "cpu"] = "tensorflow" if shared is None else "shared-memory"
     if joined.guard is not None:
         joined.guard.reporter.on_alarm.append(lambda: engine.abort("The guard stops the job."))

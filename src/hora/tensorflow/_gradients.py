@@ -34,6 +34,7 @@ class Averaging:
         process_set: the ranks that take part; others keep their gradients.
         scale_local: whether gradients of variables that stay local are divided by the number of ranks.
         local: keys of those variables.
+        scaled: whether an optimizer that scales losses leaves out steps that overflow.
     """
 
     function: str
@@ -44,6 +45,7 @@ class Averaging:
     process_set: ProcessSet = global_process_set
     scale_local: bool = True
     local: set[Any] = field(default_factory=set)
+    scaled: bool = False
 
     @classmethod
     def of(
@@ -89,7 +91,7 @@ class Averaging:
             gradients: tensors, ``tf.IndexedSlices`` and None.
             variables: what they are gradients of.
         """
-        required(self.function)
+        context = required(self.function)
         size = len(self.process_set.members)
         alone = size == 1 or current.rank() not in self.process_set.members
         found = [self._as_dense(gradient) for gradient in gradients]
@@ -107,6 +109,9 @@ class Averaging:
                 continue
             dense.append(place)
         if dense:
+            targets = [variables[place] for place in dense]
+            watched = all(hasattr(each, "shape") and hasattr(each, "dtype") for each in targets)
+            training = context.steps_of(targets, self.process_set, scaled=self.scaled) if watched else None
             reduced = reduce_group(
                 [found[place] for place in dense],
                 op=self.op,
@@ -114,7 +119,8 @@ class Averaging:
                 prescale_factor=1 / self.predivide,
                 postscale_factor=self.predivide,
                 process_set=self.process_set,
-                ends_step=True,
+                training=training,
+                names=() if training is None else training.names,
             )
             for place, gradient in zip(dense, reduced, strict=True):
                 found[place] = gradient

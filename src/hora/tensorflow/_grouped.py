@@ -14,6 +14,7 @@ from hora.tensorflow._compression import BF16Compressor, Compressing, FP16Compre
 from hora.tensorflow._context import required
 from hora.tensorflow._process_sets import ProcessSet, member_set
 from hora.tensorflow._request import Request
+from hora.tensorflow._watch import Steps
 
 __all__ = ["NARROW", "reduce_group"]
 
@@ -29,9 +30,10 @@ def reduce_group(
     postscale_factor: float,
     name: str | None = None,
     process_set: ProcessSet,
-    ends_step: bool = False,
+    training: Steps | None = None,
+    names: Sequence[str] = (),
 ) -> list[Any]:
-    """:func:`grouped_allreduce`; ``ends_step``: of gradients, for the guard, which counts steps."""
+    """:func:`grouped_allreduce`; with ``training`` of a step's gradients, of variables of these names."""
     function = "grouped_allreduce"
     required(function)
     member_set(process_set, function=function)
@@ -54,7 +56,8 @@ def reduce_group(
         process_set=process_set,
         grouped=True,
         narrow=compression in NARROW,
-        ends_step=ends_step,
+        training=training,
+        names=tuple(names),
     )
     return [
         compression.decompress(result, context)

@@ -73,17 +73,22 @@ class Loader(Epochs):
         self._arrays = arrays
 
     def __iter__(self) -> Iterator[Any]:
-        world = required("data_loader").world
-        return self._batches(self._begin(), world.rank, world.size)
+        context = required("data_loader")
+        batches = self._all()
+        return batches if context.watch is None else context.watch.loading_from(batches, context.timeline)
 
     def dataset(self) -> tf.data.Dataset:
         """The same batches as a ``tf.data.Dataset``: each pass over it is the loader's next epoch."""
         return tf.data.Dataset.from_generator(
-            lambda: iter(self),
+            self._all,
             output_signature=tf.nest.map_structure(
                 lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), self._arrays
             ),
         ).apply(tf.data.experimental.assert_cardinality(len(self)))
+
+    def _all(self) -> Iterator[Any]:
+        world = required("data_loader").world
+        return self._batches(self._begin(), world.rank, world.size)
 
     def _batches(self, serial: int, rank: int, size: int) -> Iterator[Any]:
         for chosen in self._indices(serial, rank=rank, size=size):

@@ -10,15 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import tensorflow as tf
 
 from hora.adapter.frames import Site, at, user_site
 from hora.adapter.guard import Spec
 from hora.adapter.ops import Kind, ReduceOp
+from hora.core.errors import HoraError
 from hora.guard.source import Block
+from hora.tensorflow import _raised
 from hora.tensorflow._process_sets import ProcessSet, global_process_set
+
+if TYPE_CHECKING:
+    from hora.tensorflow._watch import Steps
 
 __all__ = ["Dispatcher", "Request", "Tensor", "Where", "dispatcher", "run", "use"]
 
@@ -44,7 +49,8 @@ class Request:
         process_set: who takes part.
         grouped: whether the user gave a list.
         narrow: whether half precision is added up as it is, since the user asked for that to travel.
-        ends_step: whether it averages a step's gradients.
+        training: of which it averages a step's gradients; None: none, or nobody watches it.
+        names: of the variables that these are gradients of.
         specs: what the user gave, where the tensors are flat buffers made of it.
         rows: by member: first dimensions of the tensors of an allgather, or splits of an alltoall. None: the
             ranks have yet to tell each other.
@@ -63,7 +69,8 @@ class Request:
     process_set: ProcessSet = global_process_set
     grouped: bool = False
     narrow: bool = False
-    ends_step: bool = False
+    training: Steps | None = None
+    names: tuple[str, ...] = ()
     specs: tuple[Spec, ...] | None = None
     rows: list[list[int]] | None = None
     site: Site | None = None
@@ -139,11 +146,22 @@ def use(other: Dispatcher | None) -> None:
 def run(request: Request) -> list[Tensor]:
     """Carry a request out, or let the graph that is traced do so; its results as of :class:`Dispatcher`."""
     if tf.executing_eagerly():
-        return dispatcher().run(request)
+        return _carried_out(request)
     joins = request.kind is Kind.ALLREDUCE and request.op is not ReduceOp.Adasum and len(request.tensors) > 1
     if joins and all(tensor.shape.is_fully_defined() for tensor in request.tensors):
         return _traced_as_one(request)
     return _traced(request, site=user_site(1), where=at())
+
+
+def _carried_out(request: Request) -> list[Tensor]:
+    training = request.training
+    if training is None:
+        return dispatcher().run(request)
+    where = None if request.where is None else request.where[0]
+    training.before(request.tensors, request.given, request.names, where)
+    found = dispatcher().run(request)
+    training.after()
+    return found
 
 
 def _traced_as_one(request: Request) -> list[Tensor]:
@@ -173,7 +191,11 @@ def _traced(request: Request, *, site: Site | None, where: Where) -> list[Tensor
     def carry_out(*values: Tensor) -> list[Tensor]:
         given = list(values)
         splits = given.pop() if has_splits else None
-        return dispatcher().run(replace(request, tensors=given, splits=splits, site=site, where=where))
+        try:
+            return _carried_out(replace(request, tensors=given, splits=splits, site=site, where=where))
+        except HoraError as error:
+            _raised.keep(error)
+            raise
 
     inputs = [*tensors, request.splits] if has_splits else tensors
     dtypes = [tensor.dtype for tensor in tensors]

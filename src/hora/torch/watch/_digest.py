@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from hashlib import blake2b
 
 import torch
 
-__all__ = ["combined", "digests", "sample"]
+from hora.adapter.prints import BLOCKS, SAMPLE
 
-BLOCKS = 64
-"""Blocks of a large tensor, each of which is folded to the sum of its 64-bit words. That runs at the speed of
-memory, where a checksum of all bytes takes about ten times as long."""
+__all__ = ["digests", "sample"]
 
 LARGE = 8192
 """Bytes from which a tensor is folded first."""
-
-SAMPLE = 4096
-"""Elements of a large input that are looked at."""
 
 
 def digests(tensors: Sequence[torch.Tensor]) -> list[int]:
@@ -49,12 +43,6 @@ def digests(tensors: Sequence[torch.Tensor]) -> list[int]:
                 number = zlib.crc32(words[8 * BLOCKS * place : 8 * BLOCKS * (place + 1)])
                 found[index] = number if tail is None else zlib.crc32(_bytes(tail), number)
     return found
-
-
-def combined(numbers: Sequence[int]) -> str:
-    """One word for a list of numbers."""
-    text = ",".join(map(str, numbers))
-    return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def sample(tensor: torch.Tensor) -> int:

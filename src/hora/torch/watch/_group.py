@@ -15,18 +15,13 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from hora.torch.watch._digest import combined, digests
+from hora.adapter.prints import MOST, combined, is_due
+from hora.torch.watch._digest import digests
 
 if TYPE_CHECKING:
     from hora.torch.watch._gradients import Pass
 
 __all__ = ["Group", "is_plain"]
-
-MOST = 1000
-"""Tensors whose fingerprints are reported one by one; those of the others are folded into one."""
-
-PRINT_STEPS = 50
-"""After steps 1, 2, 4, 8, 16 and 32 there is a fingerprint every so many steps."""
 
 FEW = 8
 """Changes of the learning rate that are kept until the next report."""
@@ -199,8 +194,7 @@ class Group:
 
     def is_due(self) -> bool:
         """Whether the step just made is one of those with a fingerprint."""
-        steps = self.steps
-        return steps % PRINT_STEPS == 0 or (steps < PRINT_STEPS and steps & (steps - 1) == 0)
+        return is_due(self.steps)
 
     def states(self) -> list[int]:
         """A number per parameter for the optimizer's tensors about it."""
@@ -290,7 +284,7 @@ def is_plain(tensor: object) -> bool:
 
 
 def shortened(numbers: Sequence[int]) -> list[int]:
-    """The list as it is reported: with at most :data:`MOST` numbers."""
+    """The list as it is reported: with at most ``MOST`` numbers, those of the others folded into one."""
     if len(numbers) <= MOST:
         return list(numbers)
     return [*numbers[: MOST - 1], int(combined(numbers[MOST - 1 :]), 16)]

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from hora.torch.watch._digest import combined, sample
+from hora.adapter import records
+from hora.adapter.prints import combined
+from hora.torch.watch._digest import sample
 
 if TYPE_CHECKING:
     from hora.torch.watch._group import Group
@@ -119,20 +121,17 @@ class Inputs:
             states = [forward.state for forward in fed if forward.drawn]
             local = None if not group.distributed else _local(group.local)
             self._watch.reporter.send(
-                {
-                    "kind": "fed",
-                    "key": group.key,
-                    "members": group.members,
-                    "step": group.fed,
-                    "where": group.where,
-                    "local": local,
-                    "inputs": inputs,
-                    "noise": combined(noise) if noise else None,
-                    "states": combined([hash_of(repr(state).encode()) for state in states])
-                    if states
-                    else None,
-                    "fetched": dict(self._fetched),
-                }
+                records.fed(
+                    key=group.key,
+                    members=group.members,
+                    step=group.fed,
+                    where=group.where,
+                    local=local,
+                    inputs=inputs,
+                    noise=combined(noise) if noise else None,
+                    states=combined([hash_of(repr(state).encode()) for state in states]) if states else None,
+                    fetched=self._fetched,
+                )
             )
         self._forget()
         if self._watch.step >= self._until:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hora.torch.watch._digest import combined, digests
+from hora.adapter import records
+from hora.adapter.prints import combined
+from hora.torch.watch._digest import digests
 from hora.torch.watch._group import Group, is_plain, shortened
 
 if TYPE_CHECKING:
@@ -104,24 +106,23 @@ class Prints:
         ]
         seed = torch.initial_seed()
         self._reporter.send(
-            {
-                "kind": "replica",
-                "key": group.key,
-                "members": group.members,
-                "distributed": group.distributed or group.averaged,
-                "broadcast": self.is_broadcast(group),
-                "changed": since[:50],
-                "seed": seed if seed < 2**32 else None,
-                "restored": group.restored,
-                "names": group.names[:1000],
-                "optimizer": type(optimizer).__name__,
-                "where": group.where,
-                "together": self._together(group),
-                "stateful": any(optimizer.state.get(parameter) for parameter in group.parameters),
-                "parameters": shortened(group.start),
-                "state": shortened(group.states()),
-                "rates": group.rates(),
-            }
+            records.replica(
+                key=group.key,
+                members=group.members,
+                distributed=group.distributed or group.averaged,
+                broadcast=self.is_broadcast(group),
+                changed=since[:50],
+                seed=seed if seed < 2**32 else None,
+                restored=group.restored,
+                names=group.names[:1000],
+                optimizer=type(optimizer).__name__,
+                where=group.where,
+                together=self._together(group),
+                stateful=any(optimizer.state.get(parameter) for parameter in group.parameters),
+                parameters=shortened(group.start),
+                state=shortened(group.states()),
+                rates=group.rates(),
+            )
         )
         group.restored = []
         owner = next((module for module in (known() for known in group.modules) if module is not None), None)
@@ -201,19 +202,18 @@ class Prints:
         group.after = digests(group.parameters)
         buffers = group.buffers
         self._reporter.send(
-            {
-                "kind": "print",
-                "key": group.key,
-                "step": group.steps,
-                "parameters": shortened(group.after),
-                "gradients": shortened(group.gradients()),
-                "state": shortened(group.states()),
-                "rates": group.rates(),
-                "written": group.written,
-                "restored": group.restored,
-                "steered": group.steered,
-                "buffers": combined(digests(list(buffers.values()))) if buffers else None,
-            }
+            records.snapshot(
+                key=group.key,
+                step=group.steps,
+                parameters=shortened(group.after),
+                gradients=shortened(group.gradients()),
+                state=shortened(group.states()),
+                rates=group.rates(),
+                written=group.written,
+                restored=group.restored,
+                steered=group.steered,
+                buffers=combined(digests(list(buffers.values()))) if buffers else None,
+            )
         )
         group.written, group.restored, group.steered = [], [], []
 
@@ -223,13 +223,12 @@ class Prints:
             return
         buffers = {} if self.for_now else group.buffers
         self._outbox.append(
-            {
-                "kind": "final",
-                "key": group.key,
-                "step": group.steps,
-                "parameters": shortened(digests(group.parameters)),
-                "buffers": dict(zip(buffers, digests(list(buffers.values())), strict=True)),
-            }
+            records.final(
+                key=group.key,
+                step=group.steps,
+                parameters=shortened(digests(group.parameters)),
+                buffers=dict(zip(buffers, digests(list(buffers.values())), strict=True)),
+            )
         )
 
     def _flush(self) -> None:

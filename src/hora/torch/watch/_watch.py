@@ -9,20 +9,17 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import time
-import traceback
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from hora.adapter.frames import user_frames
+from hora.adapter import records, watch
 from hora.adapter.ops import ReduceOp
-from hora.core.errors import VerdictError
+from hora.adapter.watch import here, unharmed
 from hora.torch.watch import _gradients as gradients
 from hora.torch.watch._group import Group, is_plain
 from hora.torch.watch._inputs import Inputs
@@ -39,9 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Watch", "start"]
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 
 def start(context: Context) -> None:
     """Watch this job from now on, until its context closes."""
@@ -51,53 +45,33 @@ def start(context: Context) -> None:
     context.closing.append(context.watch.close)
 
 
-def unharmed(method: Callable[Concatenate[Watch, P], R]) -> Callable[Concatenate[Watch, P], R | None]:
-    """A method that says what went wrong in it, once, rather than raising it into the training."""
-
-    @functools.wraps(method)
-    def call(self: Watch, *args: P.args, **kwargs: P.kwargs) -> R | None:
-        if self.broken or not self.reporter.active:
-            return None
-        try:
-            return method(self, *args, **kwargs)
-        except VerdictError:
-            raise
-        except Exception as error:  # noqa: BLE001 - a fault of the watch is not the training's
-            self.give_up(error)
-            return None
-
-    harmless: Any = call
-    return harmless  # type: ignore[no-any-return]
-
-
 _numbers: dict[str, int] = {}
 """Optimizers of each signature so far, over all ``init()``: the supervisor knows those of an earlier one."""
 
 
-class Watch:
+class Watch(watch.Watch):
     """The watch of one job on one rank.
 
     Attributes:
-        step: steps of the optimizer that has made most.
-        data: seconds that this rank has waited for data, but for work of its own that it has declared.
-        broken: whether a fault has ended it.
+        losses: of the backward passes.
+        groups: what is kept of each optimizer.
+        modules: those that are trained.
     """
 
     def __init__(self, context: Context) -> None:
         assert context.guard is not None
-        self.reporter = context.guard.reporter
-        self.rank, self.size = context.world.rank, context.world.size
-        self.step = 0
-        self.data = 0.0
-        self.loading = 0
-        self.broken = False
+        # A job may call init() again, and what it does after that is another training.
+        super().__init__(
+            context.guard.reporter,
+            rank=context.world.rank,
+            size=context.world.size,
+            generation=context.generation,
+        )
         self.losses = gradients.Losses(context.guard)
         self.groups: weakref.WeakKeyDictionary[Optimizer, Group] = weakref.WeakKeyDictionary()
         self._latest: Callable[[], Group | None] = lambda: None
         self._pid = os.getpid()
         self._joins = 0
-        # A job may call init() again, and what it does after that is another training.
-        self._start = context.generation
         self.modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.prints = Prints(self)
         self.plan = Plan(self)
@@ -181,26 +155,13 @@ class Watch:
         self.plan.own_loader(loader)
         self.orders.own_starts(loader)
 
-    def loading_from(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The batches; the time that they take is time spent waiting for data."""
-        while True:
-            self.loading += 1
-            began = time.perf_counter()
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            finally:
-                self.loading -= 1
-                self.loaded(time.perf_counter() - began)
-                self.plan.batches += 1
-                self.orders.own_goes_on()
-            yield batch
+    def handed_out(self, batch: Any) -> None:
+        """A loader of Hora's gives this batch. What models are fed is seen when they are."""
 
-    def loaded(self, seconds: float) -> None:
-        """This rank has waited so long for data."""
-        if not self.reporter.is_alone:
-            self.data += seconds
+    def fetched(self) -> None:
+        """A loader of Hora's was asked for a batch."""
+        self.plan.batches += 1
+        self.orders.own_goes_on()
 
     # --- hooks ----------------------------------------------------------------------------------
 
@@ -235,9 +196,8 @@ class Watch:
         if "found_inf" in optimizer.__dict__ and gradients.is_skipped(optimizer):
             return
         group.steps += 1
-        self.step = max(self.step, group.steps)
         reporter, losses = self.reporter, self.losses
-        reporter.slot.pace(self.step, self.data, reporter.waited, time.monotonic())
+        self.stepped(group.steps)
         if group.done:  # its tensors are not watched, but a step is a step
             losses.stepped = losses.passes
             return
@@ -293,7 +253,7 @@ class Watch:
         joins = self._joins if group.averaged else 0
         signature = f"{joins} {kind} {type(optimizer).__name__} {group.signature} {group.members}"
         number = _numbers[signature] = _numbers.get(signature, 0) + 1
-        group.key = f"{self._start} {signature} {number}"
+        group.key = f"{self.generation} {signature} {number}"
         group.done = not all(is_plain(parameter) for parameter in group.parameters)
         self.groups[optimizer] = group
         self._latest = weakref.ref(group)
@@ -305,24 +265,15 @@ class Watch:
         if bad is None:
             return
         self.reporter.send(
-            {
-                "kind": "not-finite",
-                "key": group.key,
-                "members": group.members if group.distributed or group.averaged else [self.rank],
-                "own": group.distributed or not group.averaged,
-                "step": group.steps,
-                **bad,
-                "where": bad["where"] or here(),
-            }
+            records.not_finite(
+                key=group.key,
+                members=group.members if group.distributed or group.averaged else [self.rank],
+                own=group.distributed or not group.averaged,
+                step=group.steps,
+                where=here(),
+                bad=bad,
+            )
         )
-
-    def give_up(self, error: Exception) -> None:
-        """Say what went wrong, and watch no more."""
-        self.broken = True
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        fault = f"{type(error).__name__}: {error} at {Path(frame.filename).name}:{frame.lineno}"
-        self.reporter.send({"kind": "trouble", "text": fault})
-        self._stop()
 
     def stops_for_now(self) -> None:
         """The job ends in the midst of the training: what each rank has kept for itself goes on with it."""
@@ -332,7 +283,7 @@ class Watch:
         """The job ends: the last reports."""
         if os.getpid() == self._pid:
             self._close()
-        self._stop()
+        self.stop()
         self.broken = True
 
     @unharmed
@@ -342,7 +293,8 @@ class Watch:
         self.prints.finish()
         self.plan.finish()
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """Undo what makes it see the training."""
         for undo in self._undo:
             undo()
         self._undo.clear()
@@ -356,12 +308,6 @@ _note_bucket = unharmed(gradients.note_bucket)
 @unharmed
 def _harmless(self: Watch, action: Callable[[], None]) -> None:
     action()
-
-
-def here() -> str | None:
-    """The user's line."""
-    frames = user_frames(1)
-    return f"{frames[0][0]}:{frames[0][1]}" if frames else None
 
 
 def _restored(optimizer: Optimizer) -> None:
