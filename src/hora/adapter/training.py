@@ -122,14 +122,21 @@ class Training:
         """Whether it is reported what the model is fed."""
         return len(self.members) > 1 and self.passes < FIRST
 
-    def fed(self, *, local: Sequence[float] | None, inputs: Sequence[int] | None = None) -> None:
+    def fed(
+        self,
+        *,
+        local: Sequence[float] | None,
+        inputs: Sequence[int] | None = None,
+        step: int | None = None,
+    ) -> None:
         """Before a step: the sums of this rank's own gradients, and numbers for what the model was fed.
 
         Args:
             local: the sums; None: nobody sees them.
             inputs: the numbers; None: what loaders have handed out since the last step.
+            step: which; None: the next.
         """
-        self.passes += 1
+        self.passes = self.passes + 1 if step is None else step
         if self.passes > FIRST or len(self.members) < 2:
             return
         watch = self._watch

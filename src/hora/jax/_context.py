@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,7 @@ from hora.core.settings import Settings
 from hora.core.world import World
 from hora.jax import _runtime
 from hora.jax._mesh import Places
-from hora.jax._prints import Prints
+from hora.jax._training import Steps
 from hora.jax._watcher import Watcher
 
 __all__ = [
@@ -58,13 +59,13 @@ class Context(adapter.Context):
         device: where this worker computes.
         watcher: waits for the results of steps, for the guard; None without one.
         meshes: of process sets, by id.
-        prints: fingerprints of steps, by name.
+        steps: what is watched of each compiled step.
         seen: what the ranks have agreed on once, beside collectives.
     """
 
     watcher: Watcher | None = None
     meshes: dict[int, Places] = field(default_factory=dict)
-    prints: dict[str, Prints] = field(default_factory=dict)
+    steps: weakref.WeakKeyDictionary[Any, Steps] = field(default_factory=weakref.WeakKeyDictionary)
     seen: set[Any] = field(default_factory=set)
 
     @property

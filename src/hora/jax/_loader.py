@@ -68,7 +68,9 @@ class Loader(Epochs):
         self._source = source
 
     def __iter__(self) -> Iterator[Any]:
-        return (self._source.take(chosen) for chosen in self.indices())
+        context = required("data_loader")
+        batches = (self._source.take(chosen) for chosen in self.indices())
+        return batches if context.watch is None else context.watch.loading_from(batches, context.timeline)
 
     def indices(self) -> Iterator[NDArray[np.int64]]:
         """As ``iter()``, but which samples this worker gets in each step: for loaders of one's own."""

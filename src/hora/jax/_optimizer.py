@@ -18,6 +18,7 @@ from hora.jax._collectives import reduce_tree
 from hora.jax._compression import Compression, Compressor
 from hora.jax._context import required
 from hora.jax._mesh import AXIS, is_global
+from hora.jax._notes import note
 from hora.jax._own import Accumulated, Own
 from hora.jax._process_sets import ProcessSet, global_process_set, member_set
 from hora.jax._reduce import varies
@@ -175,6 +176,7 @@ class _Rule:
             return gradients
         if _traced.is_inside():
             _refuse_summed(gradients)
+            note(gradients)
         elif _is_traced(jax.tree.leaves(gradients)):
             raise GradientError(
                 "DistributedOptimizer.update() was traced by plain jit, where it cannot tell a rank's own "

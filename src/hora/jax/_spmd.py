@@ -12,8 +12,9 @@ from jax.sharding import PartitionSpec
 
 from hora.core.errors import UsageError
 from hora.jax import _watcher
-from hora.jax._context import required
+from hora.jax._context import Context, required
 from hora.jax._mesh import AXIS, Places
+from hora.jax._notes import Notes, collecting
 
 __all__ = ["spmd", "watched"]
 
@@ -84,7 +85,8 @@ def watched(function: Callable[..., Any]) -> Callable[..., Any]:
             context,
             name,
             shapes,
-            lambda: function(*args, **kwargs),
+            lambda: (function(*args, **kwargs), None),
+            owner=call,
             arguments=(args, kwargs),
             prepare=None if prepare is None else lambda: prepare(*args, **kwargs),
         )
@@ -116,37 +118,42 @@ class _Step:
             )
         self._out = _SPECS[results] if isinstance(results, str) else tuple(_SPECS[kind] for kind in results)
         self._donate = (donate,) if isinstance(donate, int) else tuple(donate)
-        self._programs: dict[Any, Any] = {}
+        self._programs: dict[Any, tuple[Any, Notes | None]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         context = required("spmd")
-        program, placed, shapes = self._placed(context.everywhere, args, kwargs)
+        program, notes, placed, shapes = self._placed(context, args, kwargs)
         if context.world.size == 1:
             return program(*placed)
         return _watcher.run(
             context,
             self._name,
             shapes,
-            lambda: program(*placed),
+            (lambda: (program(*placed), None)) if notes is None else (lambda: program(*placed)),
+            owner=self,
+            notes=notes,
             arguments=placed,
             prepare=lambda: program.lower(*placed).compile(),
         )
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As of a function of ``jax.jit``: the program for such arguments, not compiled."""
-        program, placed, _ = self._placed(required("spmd").everywhere, args, kwargs)
+        program, _, placed, _ = self._placed(required("spmd"), args, kwargs)
         return program.lower(*placed)
 
     def _placed(
-        self, places: Places, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, list[Any], list[Any]]:
-        """The program, its arguments on the mesh, and dtypes and shapes of what this rank gave."""
+        self, context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Notes | None, list[Any], list[Any]]:
+        """The program, what it notes, its arguments on the mesh; dtypes and shapes of what this rank gave."""
+        places = context.everywhere
         if kwargs:
             args = self._ordered(args, kwargs)
         key = (places, len(args))
-        program = self._programs.get(key)
-        if program is None:
-            program = self._programs[key] = self._program(places, len(args))
+        known = self._programs.get(key)
+        if known is None:
+            watched = context.watcher is not None
+            known = self._programs[key] = self._program(places, len(args), watched=watched)
+        program, notes = known
         shapes: list[Any] = []
         placed = []
         for index, argument in enumerate(args):
@@ -159,9 +166,9 @@ class _Step:
                 (array.dtype, (*[n // parts for n in array.shape[:1]], *array.shape[1:])) for array in arrays
             ]
             placed.append(jax.tree.unflatten(tree, arrays))
-        return program, placed, shapes
+        return program, notes, placed, shapes
 
-    def _program(self, places: Places, count: int) -> Any:
+    def _program(self, places: Places, count: int, *, watched: bool) -> tuple[Any, Notes | None]:
         wrong = [place for place in self._split if place >= count]
         if wrong:
             raise UsageError(
@@ -169,10 +176,16 @@ class _Step:
                 fix="Count from 0, or give the arguments' names.",
             )
         specs = tuple(_SPECS["split" if index in self._split else "same"] for index in range(count))
+        notes = Notes() if watched else None
+        function = self._function if notes is None else _noting(self._function, notes)
         mapped = jax.shard_map(
-            self._function, mesh=places.mesh, in_specs=specs, out_specs=self._out, check_vma=False
+            function,
+            mesh=places.mesh,
+            in_specs=specs,
+            out_specs=self._out if notes is None else (self._out, PartitionSpec(AXIS)),
+            check_vma=False,
         )
-        return jax.jit(mapped, donate_argnums=self._donate)
+        return jax.jit(mapped, donate_argnums=self._donate), notes
 
     def _place(self, given: int | str) -> int:
         if isinstance(given, int):
@@ -188,6 +201,18 @@ class _Step:
         bound = inspect.signature(self._function).bind(*args, **kwargs)
         bound.apply_defaults()
         return tuple(bound.arguments.values())
+
+
+def _noting(function: Callable[..., Any], notes: Notes) -> Callable[..., Any]:
+    """The function, with what it notes of gradients as a result more."""
+
+    @functools.wraps(function)
+    def noting(*args: Any) -> Any:
+        with collecting(notes):
+            results = function(*args)
+        return results, notes.take()
+
+    return noting
 
 
 def _names(function: Callable[..., Any]) -> list[str]:

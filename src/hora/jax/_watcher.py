@@ -17,7 +17,8 @@ import jax
 from hora.adapter.agreement import agree
 from hora.adapter.guard import Guard, Place, Spec
 from hora.core.events import Timeline
-from hora.jax._prints import Prints
+from hora.jax._notes import Notes
+from hora.jax._training import Seen, Steps
 
 if TYPE_CHECKING:
     from hora.jax._context import Context
@@ -34,7 +35,9 @@ def run(
     shapes: Sequence[tuple[Any, tuple[int, ...]]],
     call: Callable[[], Any],
     *,
+    owner: Any,
     arguments: Any,
+    notes: Notes | None = None,
     prepare: Callable[[], Any] | None = None,
 ) -> Any:
     """Run a step under the guard.
@@ -43,7 +46,9 @@ def run(
         context: the job.
         name: of the step.
         shapes: dtypes and shapes of the arguments, which all ranks must give alike.
-        call: starts it.
+        call: starts it; gives its results, and sums of gradients if it notes them.
+        owner: the step itself, which may have others of its name beside it.
+        notes: whose sums these are; filled in by the time the call returns.
         arguments: what it takes; those that all ranks share are compared now and then.
         prepare: compiles it, the first time: that takes each rank its own time, and none waits meanwhile.
 
@@ -57,16 +62,18 @@ def run(
     if context.guard is None or context.watcher is None:
         if new:
             agree(context, "step", name, arrays, context.everyone)
-        return call()
+        return call()[0]
     place = context.guard.enter("step", arrays, process_set=context.everyone, label=name)
     if new and prepare is not None:
         prepare()
-    prints = context.prints.get(name)
-    if prints is None:
-        prints = context.prints[name] = Prints(context.guard.reporter, name, context.world.size)
-    prints.before(arguments)
-    results = context.watcher.run(place, name, call)
-    prints.after(results)
+    steps = context.steps.get(owner)
+    if steps is None:
+        assert context.watch is not None, "there is a guard"
+        steps = context.steps[owner] = Steps(context.watch, name)
+    seen = steps.before(arguments)
+    results = context.watcher.run(place, name, call, steps=steps, seen=seen, notes=notes)
+    if seen is not None:
+        steps.after(results, seen)
     return results
 
 
@@ -92,16 +99,25 @@ class Watcher:
         self._thread = threading.Thread(target=self._look_now_and_then, name="hora-steps", daemon=True)
         self._thread.start()
 
-    def run(self, place: Place, name: str, call: Callable[[], Any]) -> Any:
+    def run(
+        self,
+        place: Place,
+        name: str,
+        call: Callable[[], Any],
+        *,
+        steps: Steps,
+        seen: Seen | None,
+        notes: Notes | None,
+    ) -> Any:
         """Start a step; this rank counts as waiting until its results are there."""
-        step = _Step(place, name, time.time())
+        step = _Step(place, name, time.time(), steps)
         with self._lock:
             self._sweep()
             self._under_way.append(step)
             if len(self._under_way) == 1:
                 self._began = self._guard.reporter.wait_begins(place)
         try:
-            results = call()
+            results, sums = call()
         except BaseException as error:
             step.ended = True
             self._look()
@@ -114,6 +130,10 @@ class Watcher:
         arrays = [leaf for leaf in jax.tree.leaves(results) if isinstance(leaf, jax.Array)]
         step.result = arrays[-1] if arrays else None
         step.ended = not arrays
+        if seen is not None:
+            if notes is not None:
+                seen.sums, seen.names, seen.scaled = sums, notes.names, notes.scaled
+            step.seen = seen
         return results
 
     def close(self) -> None:
@@ -121,6 +141,7 @@ class Watcher:
         self._closed.set()
         self._thread.join()
         with self._lock:
+            self._sweep()
             self._under_way.clear()
 
     def _look_now_and_then(self) -> None:
@@ -137,6 +158,8 @@ class Watcher:
         while self._under_way and self._under_way[0].is_over():
             step = self._under_way.popleft()
             reporter.wait_ends(step.place, self._began)
+            if step.seen is not None:
+                step.steps.ended(step.seen)
             self._timeline().add(step.name, step.began, time.time(), lane="steps")
             if self._under_way:
                 self._began = reporter.wait_begins(self._under_way[0].place)
@@ -145,10 +168,11 @@ class Watcher:
 class _Step:
     """A step under way."""
 
-    __slots__ = ("began", "ended", "name", "place", "result")
+    __slots__ = ("began", "ended", "name", "place", "result", "seen", "steps")
 
-    def __init__(self, place: Place, name: str, began: float) -> None:
-        self.place, self.name, self.began = place, name, began
+    def __init__(self, place: Place, name: str, began: float, steps: Steps) -> None:
+        self.place, self.name, self.began, self.steps = place, name, began, steps
+        self.seen: Seen | None = None
         self.result: jax.Array | None = None
         self.ended = False
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from numpy.typing import NDArray
 
 import hora.jax as hora
+from hora.jax._notes import note
 from hora.jax._own import Own
 from hora.jax._traced import is_inside
 from hora.keras._state import ObjectState as State
@@ -32,8 +33,11 @@ def reduce(
     sparse_as_dense: bool,
     process_set: Any,
     name: str | None,
+    scaled: bool,
 ) -> list[Any]:
     """One flat message for each dtype. Every variable has a gradient here, and all are whole arrays."""
+    if is_inside():
+        note(list(gradients), names=[each.path for each in variables], scaled=scaled)
     return list(
         hora.grouped_allreduce(
             list(gradients),
