@@ -151,8 +151,28 @@ class Training:
                 where=self.where,
                 local=None if local is None else combined(local),
                 inputs=combined(inputs) if inputs else None,
+                states=watch.states,
+                generator="keras" if watch.states else None,
             )
         )
+
+    def averages(
+        self,
+        sums: Sequence[float],
+        named: Iterable[tuple[str, Callable[[], NDArray[Any]]]],
+        *,
+        where: str | None,
+    ) -> None:
+        """This rank's own gradients are about to be averaged.
+
+        Args:
+            sums: of them, by :func:`totals`.
+            named: the names of their parameters, and how to read each; nothing where they may overflow.
+            where: the user's line.
+        """
+        self.fed(local=sums)
+        if not all(map(math.isfinite, sums)):
+            self.not_finite(scan(named), step=self.steps + 1, where=where)
 
     def stepped(self, count: int = 1) -> None:
         """So many steps more are done."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -95,6 +96,8 @@ class Watch:
         loading: how many loaders are at work, one inside the other.
         broken: whether a fault has ended it.
         outer: the training of a ``fit`` that is under way.
+        states: a word for the states of the generators that the model of a ``fit`` draws from; None: it draws
+            nothing.
         handed: the last batches that loaders have handed out, in the first steps: their numbers in order, and
             numbers for what they hold.
         serial: the number of the last one.
@@ -110,6 +113,7 @@ class Watch:
         self.loading = 0
         self.broken = False
         self.outer: Training | None = None
+        self.states: str | None = None
         self.serial = 0
         self.handed: collections.deque[tuple[int, int]] = collections.deque(maxlen=KEPT)
         self.numbers: dict[str, int] = {}
@@ -143,8 +147,7 @@ class Watch:
 
     def handed_out(self, batch: Any) -> None:
         """A loader gives the script this batch."""
-        if self.step < EARLY and self.size > 1:
-            self._note(batch)
+        self.note(batch)
 
     def stepped(self, step: int) -> None:
         """A training has made so many steps."""
@@ -152,9 +155,15 @@ class Watch:
         self.reporter.slot.pace(self.step, self.data, self.reporter.waited, time.monotonic())
 
     @unharmed
-    def _note(self, batch: Any) -> None:
+    def note(self, batch: Any) -> None:
+        """The model is going to be fed this batch; looked at in the first steps."""
+        if self.step >= EARLY or self.size == 1:
+            return
+        leaves = list(_leaves(batch))
+        if not any(math.prod(each.shape) > 1 for each in leaves):
+            return  # a number, as of the step
         self.serial += 1
-        self.handed.append((self.serial, sum(sample(np.asarray(each)) for each in _leaves(batch))))
+        self.handed.append((self.serial, sum(sample(np.asarray(each)) for each in leaves)))
 
     def give_up(self, error: Exception) -> None:
         """Say what went wrong, and watch no more."""

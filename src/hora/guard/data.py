@@ -46,6 +46,8 @@ class _Group:
     """Whether ranks that were fed the same had the same gradients, as far as each step showed them."""
     noisy: int = 0
     drawn: str = ""
+    whose: str | None = None
+    """Whose generators the model draws from, if not the framework's global one."""
     generator: str = "torch"
     """Whose random numbers those drawn while loading are."""
     done: bool = False
@@ -121,6 +123,7 @@ class Data:
             if len(drawn) == 1 and None not in drawn:
                 group.noisy += 1
                 group.drawn = group.drawn or what
+                group.whose = reports[0].get("generator")
                 return
         for kind, state in reports[0]["fetched"].items():
             if all(record["fetched"].get(kind) == state for record in reports):
@@ -184,7 +187,7 @@ class Data:
                 text=f"Ranks draw the same random noise for different samples: in {group.noisy} of the first "
                 f"{group.seen} steps {what}. The ranks' noise then does not average out as it does on one "
                 "worker.",
-                advice=_seed_advice(group.generator),
+                advice=_seed_advice(group.whose or group.generator),
                 ranks=group.members,
                 where=group.where,
                 step=group.seen,
@@ -259,6 +262,11 @@ class Data:
 def _seed_advice(generator: str) -> str:
     """What to do about a generator that several draw from in the same state."""
     place, _, kind = generator.rpartition(" ")
+    if kind == "keras":
+        return (
+            "Write keras.utils.set_random_seed(seed + hora.rank()) before the model is built, and let "
+            "hora.callbacks.BroadcastGlobalVariablesCallback() give all ranks the weights of one."
+        )
     if kind == "own":
         return (
             "The data set keeps a random generator of its own, and each rank and loader worker has a copy. "

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Replicas"]
 
+STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_variance")
+"""Names of the buffers of batch normalization, in PyTorch and in Keras."""
+
 KEPT = 16
 """Fingerprints of so many steps wait for the ranks that have not reported yet."""
 
@@ -198,7 +201,7 @@ class Replicas:
             self._tell_buffers(group, wrong)
 
     def _tell_buffers(self, group: _Group, wrong: Sequence[str]) -> None:
-        statistics = any(name.rpartition(".")[2] in ("running_mean", "running_var") for name in wrong)
+        statistics = any(name.replace("/", ".").rpartition(".")[2] in STATISTICS for name in wrong)
         first = wrong[0]
         more = f" and {len(wrong) - 1} more buffers" if len(wrong) > 1 else ""
         if statistics:

@@ -7,6 +7,7 @@ and after some.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,12 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from hora.adapter.prints import MOST, digest, is_due, sample
-from hora.adapter.training import Training, fault, found
-from hora.adapter.watch import Watch, unharmed
+from hora.adapter.training import Training, fault, found, totals
+from hora.adapter.watch import Watch, here, unharmed
 from hora.jax._notes import named
 from hora.jax._own import Accumulated, Own
 
-__all__ = ["Seen", "Steps"]
+__all__ = ["HostSteps", "Seen", "Steps"]
 
 
 class Seen:
@@ -121,6 +122,57 @@ class Steps:
             wrong = _wrong(seen.results)
             training.not_finite(wrong, step=seen.number, where=None, own=False)
         self._watch.stepped(seen.number)  # last: now the others' reports of the step are complete
+
+
+class HostSteps:
+    """Steps of an optimizer that is called outside of ``jit``, on arrays of this rank.
+
+    Args:
+        watch: that of the job.
+        members: the ranks that take part.
+    """
+
+    def __init__(self, watch: Watch, members: Sequence[int]) -> None:
+        self.reporter = watch.reporter
+        self._watch = watch
+        self._members = members
+        self._training: Training | None = None
+
+    @property
+    def broken(self) -> bool:
+        """Whether a fault has ended the watch."""
+        return self._watch.broken
+
+    def give_up(self, error: Exception) -> None:
+        """Say what went wrong, and watch no more."""
+        self._watch.give_up(error)
+
+    @unharmed
+    def before(self, gradients: Any, params: Any) -> None:
+        """This rank's own gradients are about to be averaged."""
+        pairs = [(named(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(gradients)[0]]
+        training = self._training
+        if training is None:
+            training = self._training = Training(
+                self._watch,
+                "gradients",
+                members=self._members,
+                names=[name for name, _ in pairs],
+                shapes=[(leaf.dtype, leaf.shape) for _, leaf in pairs],
+            )
+        leaves = jax.tree.leaves(params)
+        if len(leaves) == len(pairs) and (training.is_due or not training.begun):
+            numbers = [digest(np.asarray(leaf)) for leaf in leaves[:MOST]]
+            (training.print if training.begun else training.begin)(numbers)
+        arrays = [(name, np.asarray(leaf)) for name, leaf in pairs if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+        parts = [(name, functools.partial(np.asarray, array)) for name, array in arrays]
+        training.averages(totals(array for _, array in arrays), parts, where=here())
+
+    @unharmed
+    def after(self) -> None:
+        """They were averaged."""
+        if self._training is not None:
+            self._training.stepped()
 
 
 def _wrong(results: Sequence[tuple[str, jax.Array]]) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from hora.adapter.order import Epochs, Step, Tail, check_global_batch, check_tail, positions, share
 from hora.core.errors import UsageError
-from hora.keras._backend import api
+from hora.keras._backend import BACKEND, api
 
 __all__ = ["Batches", "data_loader"]
 
@@ -93,7 +93,16 @@ class Batches(Epochs, DataAdapter):  # type: ignore[misc] # Keras has no types
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         """One epoch of this rank's batches, as NumPy arrays: ``(x,)``, ``(x, y)`` or ``(x, y, weight)``."""
-        serial = self._begin()
+        context = api.context()
+        batches = self._epoch_begun(self._begin())
+        if context.watch is not None:
+            batches = context.watch.loading_from(batches, context.timeline)
+        for batch in batches:
+            if context.watch is not None and BACKEND == "torch":
+                context.watch.note(batch)
+            yield batch
+
+    def _epoch_begun(self, serial: int) -> Iterator[tuple[Any, ...]]:
         order = self._samples_in_order()
         for step, own in self._shares(self._consumed):
             self._check(serial)

@@ -19,7 +19,7 @@ from keras.optimizers import LossScaleOptimizer
 from hora.keras import _data
 from hora.keras._backend import BACKEND, api, engine
 from hora.keras._optimizer import Distributed, unwrap, wrap
-from hora.keras._prints import Prints
+from hora.keras._training import Fit
 
 __all__ = ["install", "remove"]
 
@@ -36,6 +36,7 @@ def install() -> None:
         _around(keras.Model, "_maybe_symbolic_build", _building)
     _around(keras.callbacks.CallbackList, "on_train_begin", _beginning)
     _around(keras.callbacks.CallbackList, "on_train_batch_end", _stepping)
+    _around(keras.callbacks.CallbackList, "on_train_end", _ending)
     if api.rank() > 0:
         _around(ProgbarLogger, "set_params", _silent)
 
@@ -103,21 +104,31 @@ def _building(original: Any) -> Any:
 def _beginning(original: Any) -> Any:
     def on_train_begin(self: Any, logs: Any = None) -> None:
         original(self, logs)
-        self._hora_prints = Prints.of(self._model)  # callbacks have broadcast the variables by now
+        self._hora_fit = Fit.of(self._model)  # callbacks have broadcast the variables by now
         self._hora_batch = 0
-        if self._hora_prints is not None:
-            self._hora_prints.begin()
+        if self._hora_fit is not None:
+            self._hora_fit.begin()
 
     return on_train_begin
+
+
+def _ending(original: Any) -> Any:
+    def on_train_end(self: Any, logs: Any = None) -> None:
+        fit = getattr(self, "_hora_fit", None)
+        if fit is not None:
+            fit.end()
+        original(self, logs)
+
+    return on_train_end
 
 
 def _stepping(original: Any) -> Any:
     def on_train_batch_end(self: Any, batch: int, logs: Any = None) -> None:
         original(self, batch, logs)
-        prints = getattr(self, "_hora_prints", None)
-        if prints is not None:
+        fit = getattr(self, "_hora_fit", None)
+        if fit is not None:
             last = self._hora_batch if self._hora_batch <= batch else 0
-            prints.stepped(batch + 1 - last)
+            fit.stepped(batch + 1 - last)
             self._hora_batch = batch + 1
 
     return on_train_batch_end

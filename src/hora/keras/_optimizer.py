@@ -113,6 +113,7 @@ class Distributed:
 
     _plain: ClassVar[type]
     _options: ClassVar[Options]
+    _scaled: ClassVar[bool] = False
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -144,7 +145,7 @@ class Distributed:
 
     def _combined(self, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
         options = self._options
-        grads = reduce_gradients(grads, variables, options)
+        grads = reduce_gradients(grads, variables, options, scaled=self._scaled)
         if options.passes > 1 and not options.average_passes:
             grads = [None if gradient is None else gradient * options.passes for gradient in grads]
         return grads
@@ -152,6 +153,8 @@ class Distributed:
 
 class DistributedLossScale(Distributed):
     """The same for ``LossScaleOptimizer``, which looks at the gradients before the optimizer inside does."""
+
+    _scaled: ClassVar[bool] = True
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
         """Update by the gradients of all ranks; JAX's train step calls it."""

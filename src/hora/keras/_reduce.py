@@ -12,7 +12,9 @@ from hora.keras._options import Options
 __all__ = ["reduce_gradients"]
 
 
-def reduce_gradients(gradients: Sequence[Any], variables: Sequence[Any], options: Options) -> list[Any]:
+def reduce_gradients(
+    gradients: Sequence[Any], variables: Sequence[Any], options: Options, *, scaled: bool = False
+) -> list[Any]:
     """The gradients, combined over the ranks; works where the backend's train step runs.
 
     Args:
@@ -20,6 +22,7 @@ def reduce_gradients(gradients: Sequence[Any], variables: Sequence[Any], options
             None on every rank stays so; where another rank has a gradient, None counts as zeros.
         variables: Keras variables, one for each.
         options: how.
+        scaled: whether they may overflow, as steps that do are left out.
     """
     if api.size() == 1 or not (options.process_set.included() or engine.as_one()):
         return list(gradients)
@@ -51,6 +54,7 @@ def reduce_gradients(gradients: Sequence[Any], variables: Sequence[Any], options
             sparse_as_dense=options.sparse_as_dense,
             process_set=options.process_set,
             name=options.name,
+            scaled=scaled or plain,
         )
         for index, gradient in zip(places, reduced, strict=True):
             result[index] = gradient

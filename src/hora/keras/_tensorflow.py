@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 import hora.tensorflow as hora
 from hora.keras._state import ObjectState as State
 from hora.keras._state import run
+from hora.tensorflow._grouped import reduce_group
 
 __all__ = ["State", "as_one", "native", "reduce", "run", "train_function"]
 
@@ -28,6 +29,7 @@ def reduce(
     sparse_as_dense: bool,
     process_set: Any,
     name: str | None,
+    scaled: bool,
 ) -> list[Any]:
     """Whole tensors in one message for each dtype; rows of an embedding as rows."""
     options = {
@@ -48,7 +50,15 @@ def reduce(
             dense.append(index)
     if dense:
         given = [tf.convert_to_tensor(gradients[index]) for index in dense]
-        reduced = hora.grouped_allreduce(given, name=name or "gradients", **options)
+        of = [variables[index] for index in dense]
+        steps = hora.context().steps_of(of, process_set, scaled=scaled)
+        reduced = reduce_group(
+            given,
+            name=name or "gradients",
+            training=steps,
+            names=() if steps is None else steps.names,
+            **options,
+        )
         for index, gradient in zip(dense, reduced, strict=True):
             result[index] = gradient
     return result

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tensorflow.python.data.ops import iterator_ops
 
 from hora.adapter.prints import MOST, digest
-from hora.adapter.training import Training, scan, totals
+from hora.adapter.training import Training, totals
 from hora.adapter.watch import Watch, unharmed
 from hora.core.events import Timeline
 
@@ -97,10 +97,9 @@ class Steps:
         if training is self._training:
             self._print(training)
         sums = totals(np.asarray(each) for each in tensors)
-        training.fed(local=sums)
-        if not (self._scaled or all(map(math.isfinite, sums)) or _scales_losses()):
-            wrong = scan(zip(names, _parts(tensors, specs), strict=False))
-            training.not_finite(wrong, step=training.steps + 1, where=where)
+        fine = self._scaled or all(map(math.isfinite, sums)) or _scales_losses()
+        named = () if fine else zip(names, _parts(tensors, specs), strict=True)
+        training.averages(sums, named, where=where)
 
     @unharmed
     def after(self) -> None:
