@@ -35,8 +35,7 @@ def test_a_rank_that_is_stopped_is_named(who: int, tmp_path: Path) -> None:
 def test_mismatched_shapes_are_named_before_they_crash(how: str, tmp_path: Path) -> None:
     ended = run(tmp_path, 2, "failing.py", how, "1")
     assert ended.code == 1, ended.printed
-    verdict = ended.verdicts[0]
-    assert verdict["kind"] == "mismatched-calls"
+    [verdict] = [each for each in ended.verdicts if each["kind"] == "mismatched-calls"]
     words = {"shape": ("(4,)", "(3,)"), "batch": ("(2, 4)", "(3, 4)")}[how]
     assert all(word in verdict["text"] for word in words), verdict["text"]
     assert "Gloo all" not in ended.printed  # JAX was not started on it
@@ -51,8 +50,25 @@ def test_replicas_that_differ_are_told(how: str, when: str, tmp_path: Path) -> N
     assert ended.code == 0, ended.printed
     [verdict] = ended.verdicts
     assert verdict["kind"] == "diverged", verdict
-    assert "['w']" in verdict["text"]
+    assert "Parameter w " in verdict["text"]
     assert when in verdict["text"]
+
+
+def test_the_guard_sees_the_training(tmp_path: Path) -> None:
+    """Compiled and outside of ``jit``: nothing is told of what is right, and each fault once, by its name."""
+    ended = run(tmp_path, 2, "watched.py")
+    assert ended.code == 0, ended.printed
+    found = {verdict["kind"]: verdict for verdict in ended.verdicts}
+    assert sorted(found) == ["diverged", "not-finite", "same-data"], ended.printed
+    assert len(ended.verdicts) == 3
+    right = max(map(float, re.findall(r"all was right at ([\d.]+)", ended.printed)))
+    assert all(verdict["time"] > right for verdict in ended.verdicts)
+    assert found["same-data"]["ranks"] == [0, 1]
+    assert "hora.data_loader((x, y), global_batch=...)" in found["same-data"]["advice"]
+    assert "At step 5" in found["not-finite"]["text"]
+    assert "gradient of bias and 1 more" in found["not-finite"]["text"]
+    assert found["not-finite"]["ranks"] == [1]
+    assert "bias" in found["diverged"]["text"]
 
 
 def after_training(ended: Ended) -> float:

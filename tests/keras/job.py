@@ -524,6 +524,24 @@ def case_batch_normalization_over_all_ranks() -> None:
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6, err_msg=mine.path)
 
 
+def case_the_guard_sees_the_training() -> None:
+    """Each training has a fault that is told; the test looks for them."""
+
+    def trained(x: np.ndarray, *layers: keras.Layer) -> keras.Model:
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="guarded"), *layers])
+        model.add(keras.layers.Dense(1))
+        model.compile(hora.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
+        hora.broadcast_global_variables(0, model=model)
+        model.fit(hora.data_loader(x, Y, global_batch=GLOBAL), epochs=2, verbose=0)
+        return model
+
+    spoilt = X.copy()
+    spoilt[int(next(iter(hora.data_loader(np.arange(48), Y, global_batch=GLOBAL)))[0][-1])] = np.nan
+    trained(spoilt)
+    trained(X, keras.layers.Dropout(0.5, seed=1))
+    trained(X).fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+
+
 def case_only_rank_0_shows_progress() -> None:
     model = network()
     model.compile(hora.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")

@@ -93,6 +93,9 @@ def test_ranks(backend: str, size: int, cases: tuple[str, ...], end: str, tmp_pa
         assert "hora: rank 1 of 2 failed" in output, output
         assert "RuntimeError: this rank fails on purpose" in output, output
         assert output.count("The ranks' models differ") == 1, output
+        assert "in each of steps 1 to 3 their" in output, output
+        assert "started from the same state of the generator on all ranks" in output, output
+        assert re.search(r"At step \d+ the gradient of \S+/guarded/kernel and 3 more was not", output), output
         assert re.search(r"Parameter .*dense\S*/kernel\S* is not the same on all ranks", output), output
     else:
         assert code == 137, output

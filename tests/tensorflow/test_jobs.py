@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -78,7 +79,6 @@ def everything(workers: int, engine: str, folder: Path) -> dict[str, Any]:
         ("kill", 0, "rank 0 of 2 failed on"),
         ("stop", 0, "Rank 0 has made 6 steps"),
         ("raise", 1, "ArithmeticError: this rank has had enough"),
-        ("mismatch", 1, "allreduce float32 (7,)"),
     ],
 )
 def test_a_rank_that_fails_ends_the_job(act: str, whose: int, names: str, tmp_path: Path) -> None:
@@ -90,6 +90,31 @@ def test_a_rank_that_fails_ends_the_job(act: str, whose: int, names: str, tmp_pa
     assert code != 0
     assert names in text, text
     assert ended - float(told.read_text()) < 10.0, text
+
+
+def test_the_guard_sees_the_training(tmp_path: Path) -> None:
+    """Eagerly and in graphs: nothing is told of what is right, and each fault once, with its line inside the
+    graph. An error that was raised there is the script's to catch."""
+    code, text = run_job(2, "watched.py", folder=tmp_path)
+    assert code != 0
+    right = max(map(float, re.findall(r"all was right at ([\d.]+)", text)))
+    verdicts = [json.loads(line) for line in (tmp_path / "run" / "verdicts.jsonl").read_text().splitlines()]
+    found = {verdict["kind"]: verdict for verdict in verdicts}
+    assert sorted(found) == ["diverged", "mismatched-calls", "not-finite", "same-data"], text
+    line = {kind: int(verdict["where"].rpartition(":")[2]) for kind, verdict in found.items()}
+    script = (HERE / "watched.py").read_text().splitlines()
+    assert all("tape.gradient" in script[line[kind] - 1] for kind in ("diverged", "not-finite", "same-data"))
+    assert all(verdict["time"] > right for verdict in verdicts)
+    assert "hora.allreduce" in script[line["mismatched-calls"] - 1]
+    assert found["same-data"]["ranks"] == [0, 1]
+    assert "hora.shard(dataset, global_batch=...)" in found["same-data"]["advice"]
+    assert "At step 5 the gradient of weights and 1 more was not a number (NaN) on rank 1." in text
+    assert found["not-finite"]["ranks"] == [1]
+    assert "Parameter bias is not the same on all ranks after step 4" in found["diverged"]["text"], text
+    for rank in range(2):
+        assert f"rank {rank} got mismatched-calls: " in text
+    assert "allreduce float32 (2,) average" in text
+    assert "allreduce float32 (3,) average" in text
 
 
 def test_horovods_interface(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def join(
             peers=peers,
             homogeneous=homogeneous,
             guard=watch,
-            watch=None if watch is None else _watch(watch, world, number),
+            watch=None if watch is None else _watch(watch, world, number, current.module),
             generation=number,
             module=current.module,
             store=store,
@@ -275,7 +275,8 @@ def timeline_of(run: RunDirectory | None, world: World, settings: Settings) -> T
     return Timeline(path, rank=world.rank, limit=settings.timeline_events)
 
 
-def _watch(guard: Guard, world: World, generation: int) -> Watch:
+def _watch(guard: Guard, world: World, generation: int, module: str) -> Watch:
+    guard.reporter.send({"kind": "module", "name": module})
     return Watch(guard.reporter, rank=world.rank, size=world.size, generation=generation)
 
 

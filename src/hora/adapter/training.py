@@ -17,12 +17,9 @@ from numpy.typing import NDArray
 
 from hora.adapter import records
 from hora.adapter.prints import MOST, combined, is_due
-from hora.adapter.watch import Watch, here
+from hora.adapter.watch import EARLY, Watch, here
 
-__all__ = ["FIRST", "Training", "fault", "found", "scan", "totals"]
-
-FIRST = 8
-"""Steps of which is reported what the model was fed."""
+__all__ = ["Training", "fault", "found", "scan", "totals"]
 
 
 class Training:
@@ -66,7 +63,8 @@ class Training:
         self.passes = 0
         self.begun = False
         self._watch = watch
-        self._seen = 0
+        self._seen = watch.used
+        watch.looks = EARLY
         self._bad = False
 
     # --- fingerprints ---------------------------------------------------------------------------
@@ -120,7 +118,7 @@ class Training:
     @property
     def is_looking(self) -> bool:
         """Whether it is reported what the model is fed."""
-        return len(self.members) > 1 and self.passes < FIRST
+        return len(self.members) > 1 and self.passes < EARLY
 
     def fed(
         self,
@@ -137,7 +135,7 @@ class Training:
             step: which; None: the next.
         """
         self.passes = self.passes + 1 if step is None else step
-        if self.passes > FIRST or len(self.members) < 2:
+        if self.passes > EARLY or len(self.members) < 2:
             return
         watch = self._watch
         if inputs is None:

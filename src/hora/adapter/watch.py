@@ -28,10 +28,10 @@ from hora.guard.reporter import Reporter
 if TYPE_CHECKING:
     from hora.adapter.training import Training
 
-__all__ = ["Watch", "here", "unharmed"]
+__all__ = ["EARLY", "Watch", "here", "unharmed"]
 
 EARLY = 8
-"""Steps in which it is looked at what loaders hand out."""
+"""Steps, from the start and from that of each training, in which it is looked at what loaders hand out."""
 
 KEPT = 64
 """Batches handed out since a step: an evaluation may take many."""
@@ -101,6 +101,8 @@ class Watch:
         handed: the last batches that loaders have handed out, in the first steps: their numbers in order, and
             numbers for what they hold.
         serial: the number of the last one.
+        used: that of the last one before the last step.
+        looks: steps in which it is still looked at them.
         numbers: trainings of each signature so far.
     """
 
@@ -114,7 +116,8 @@ class Watch:
         self.broken = False
         self.outer: Training | None = None
         self.states: str | None = None
-        self.serial = 0
+        self.serial = self.used = 0
+        self.looks = EARLY
         self.handed: collections.deque[tuple[int, int]] = collections.deque(maxlen=KEPT)
         self.numbers: dict[str, int] = {}
 
@@ -152,12 +155,14 @@ class Watch:
     def stepped(self, step: int) -> None:
         """A training has made so many steps."""
         self.step = max(self.step, step)
+        self.used = self.serial
+        self.looks -= 1
         self.reporter.slot.pace(self.step, self.data, self.reporter.waited, time.monotonic())
 
     @unharmed
     def note(self, batch: Any) -> None:
         """The model is going to be fed this batch; looked at in the first steps."""
-        if self.step >= EARLY or self.size == 1:
+        if self.looks <= 0 or self.size == 1:
             return
         leaves = list(_leaves(batch))
         if not any(math.prod(each.shape) > 1 for each in leaves):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from hora.guard.board import Board
+from hora.guard.lines import written_for
 from hora.guard.places import Places
 from hora.guard.verdict import Earlier, Verdict
 
@@ -104,6 +105,7 @@ class Judge:
         gone: ranks whose process has ended with exit code 0.
         dead: ranks whose process has ended otherwise.
         unheard: ranks whose socket is closed: they only write on the board.
+        module: the adapter that the ranks use, in whose vocabulary lines are written.
         places: where each rank is, as of the last look at the board.
         hurry: whether a finding must come now, though ranks that are still to come would make it clearer.
         urgent: whether the next :meth:`tick` is wanted soon (:data:`SOON`), rather than at leisure.
@@ -131,6 +133,7 @@ class Judge:
         self.dead: set[int] = set()
         self.unheard: set[int] = set()
         self.places = Places(board)
+        self.module = "hora.torch"
         self.stopped = False
         self.urgent = False
         self.hurry = False
@@ -146,6 +149,9 @@ class Judge:
     def receive(self, rank: int, record: Mapping[str, Any]) -> None:
         """A record that a rank sent. One of an unknown kind, or broken, is ignored: ranks are not trusted."""
         self._urgent_since = None
+        if record.get("kind") == "module":
+            self.module = str(record.get("name"))
+            return
         part = self._takers.get(str(record.get("kind")))
         if part is None or self.stopped:
             return
@@ -233,7 +239,7 @@ class Judge:
             if not verdict.hosts
             else verdict.hosts
         )
-        published = replace(verdict, hosts=hosts)
+        published = replace(verdict, hosts=hosts, advice=written_for(self.module, verdict.advice))
         self.desk.publish(published, stop=stop, earlier=earlier)
         return published
 

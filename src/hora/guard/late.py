@@ -212,7 +212,10 @@ _HINTS = {
 """What a file among the frames that are not the user's tells."""
 
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
-_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|/hora/(torch|launch|guard|core)/|^<frozen")
+_LIBRARY = re.compile(
+    r"/(site|dist)-packages/|/lib/python3\.\d+/|"
+    r"/hora/(adapter|torch|tensorflow|keras|jax|launch|guard|core)/|^<frozen"
+)
 
 
 def user_line(stack: str) -> str | None:

@@ -201,7 +201,7 @@ class Replicas:
             self._tell_buffers(group, wrong)
 
     def _tell_buffers(self, group: _Group, wrong: Sequence[str]) -> None:
-        statistics = any(name.replace("/", ".").rpartition(".")[2] in STATISTICS for name in wrong)
+        statistics = any(_kind(name) in STATISTICS for name in wrong)
         first = wrong[0]
         more = f" and {len(wrong) - 1} more buffers" if len(wrong) > 1 else ""
         if statistics:
@@ -247,6 +247,11 @@ class Replicas:
             ),
             key=("diverged",),
         )
+
+
+def _kind(name: str) -> str:
+    """A buffer's own name, without those of layers: of ``norm.running_mean`` or ``norm/moving_mean (2)``."""
+    return name.partition(" ")[0].replace("/", ".").rpartition(".")[2]
 
 
 def _differ(records: Mapping[int, Mapping[str, Any]], what: str) -> bool:

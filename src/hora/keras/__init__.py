@@ -69,6 +69,7 @@ is_initialized: Any = _api.is_initialized
 local_rank: Any = _api.local_rank
 local_size: Any = _api.local_size
 mean: Any = _api.mean
+only: Any = _api.only
 rank: Any = _api.rank
 remove_process_set: Any = _api.remove_process_set
 size: Any = _api.size
@@ -107,6 +108,7 @@ __all__ = [
     "local_rank",
     "local_size",
     "mean",
+    "only",
     "rank",
     "reducescatter",
     "remove_process_set",

@@ -28,6 +28,9 @@ def init(*args: Any, **options: Any) -> None:
     """
     if args or options or not api.is_initialized():
         api.init(*args, **options)
+    guard = api.context().guard
+    if guard is not None:
+        guard.reporter.send({"kind": "module", "name": "hora.keras"})
     _hooks.install()
 
 

@@ -6,6 +6,7 @@ of ``fit``, and the gradients when they are averaged, in loops of the user's own
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -98,7 +99,7 @@ class Fit:
         """The training is over."""
         self._watch.outer = self._watch.states = None
         if self._training is not None and self._batches and len(self._training.members) > 1:
-            names = [each.path for each in self._buffers]
+            names = _alike([each.path for each in self._buffers])
             self.reporter.send(
                 records.final(
                     key=self._training.key,
@@ -120,6 +121,13 @@ def _buffers(model: Any) -> list[Any]:
         for each in model.non_trainable_variables
         if id(each) not in metrics and "seed_generator_state" not in each.path
     ][:MOST]
+
+
+def _alike(paths: Sequence[str]) -> list[str]:
+    """Names that are the same on all ranks: Keras counts the layers that a process has made."""
+    plain = [re.sub(r"_\d+(?=/|$)", "", path) for path in paths]
+    counts = [plain[: place + 1].count(name) for place, name in enumerate(plain)]
+    return [name if count == 1 else f"{name} ({count})" for name, count in zip(plain, counts, strict=True)]
 
 
 def _noise(model: Any) -> str | None:

@@ -73,6 +73,9 @@ from hora.tensorflow._objects import (
     broadcast_object,
     broadcast_object_fn,
 )
+from hora.tensorflow._only import (
+    only,
+)
 from hora.tensorflow._optimizer import (
     DistributedOptimizer,
     PartialDistributedOptimizer,
@@ -158,6 +161,7 @@ __all__ = [
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "only",
     "process_set_ids",
     "process_set_included",
     "process_set_included_op",

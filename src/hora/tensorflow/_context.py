@@ -8,9 +8,11 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import tensorflow as tf
+from tensorflow.python.autograph.pyct import origin_info
 
 from hora.adapter import context as adapter
 from hora.adapter import frames
@@ -53,7 +55,22 @@ AUTOGRAPH = "__autograph_generated_file"
 THREADS = "TF_NUM_INTRAOP_THREADS"
 """TensorFlow's own variable for the number of threads that compute one operation."""
 
-frames.pass_over("<__array_function__", str(Path(tempfile.gettempdir()) / AUTOGRAPH))
+
+def _origin(frame: FrameType) -> tuple[str, int] | None:
+    """The line of a ``tf.function`` of which TensorFlow has made what this frame runs."""
+    here = origin_info.LineLocation(frame.f_code.co_filename, frame.f_lineno)
+    caller: FrameType | None = frame.f_back
+    while caller is not None:
+        known = getattr(caller.f_locals.get("converted_f"), "ag_source_map", None)
+        found = known.get(here) if known is not None else None
+        if found is not None:
+            return found.loc.filename, found.loc.lineno
+        caller = caller.f_back
+    return None
+
+
+frames.pass_over("<__array_function__")
+frames.translate(str(Path(tempfile.gettempdir()) / AUTOGRAPH), _origin)
 
 
 @dataclass(eq=False, kw_only=True)
