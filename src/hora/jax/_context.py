@@ -152,8 +152,8 @@ def init(
         frameworks={"jax": jax.__version__},
         leave_at_exit=_at_exit,
     )
-    if made.guard is not None and made.world.size > 1:
-        made.watcher = Watcher(made.guard, lambda: made.timeline)
+    if made.guard is not None and made.watch is not None and made.world.size > 1:
+        made.watcher = Watcher(made.guard, made.watch, lambda: made.timeline)
         made.closing.append(made.watcher.close)
     for process_set in process_sets:
         add_process_set(process_set)

@@ -34,7 +34,7 @@ class Seen:
         sums: those of this rank's gradients; None: it notes none.
         names: of these; None: as with no sums.
         scaled: whether gradients may overflow.
-        results: that all ranks share, with their names, where no gradients are noted.
+        results: where no gradients are noted.
     """
 
     __slots__ = ("inputs", "names", "number", "results", "scaled", "sums")
@@ -44,7 +44,7 @@ class Seen:
         self.sums: jax.Array | None = None
         self.names: Sequence[str] = ()
         self.scaled = False
-        self.results: Sequence[tuple[str, jax.Array]] = ()
+        self.results: Any = None
 
 
 class Steps:
@@ -61,6 +61,7 @@ class Steps:
         self._name = name
         self._training: Training | None = None
         self._begun = 0
+        self._trains = False
 
     @property
     def broken(self) -> bool:
@@ -97,10 +98,11 @@ class Steps:
         if training is None:
             return
         if not seen.names:
-            pairs = list(_shared(results))
-            if any(array.ndim for _, array in pairs):  # else it is an evaluation
+            if seen.number == 1:  # a step that gives only numbers is an evaluation
+                self._trains = any(array.ndim for _, array in _shared(results))
+            if self._trains:
                 training.fed(local=None, inputs=seen.inputs, step=seen.number)
-                seen.results = pairs
+                seen.results = results
         if is_due(seen.number):
             training.print([_digest(array) for _, array in _shared(results)], step=seen.number)
 
@@ -118,7 +120,7 @@ class Steps:
                 pairs = zip(seen.names, map(fault, sums), strict=True)
                 wrong = found([(name, bad) for name, bad in pairs if bad])
                 training.not_finite(wrong, step=seen.number, where=None)
-        elif seen.results:
+        elif seen.results is not None:
             wrong = _wrong(seen.results)
             training.not_finite(wrong, step=seen.number, where=None, own=False)
         self._watch.stepped(seen.number)  # last: now the others' reports of the step are complete
@@ -175,14 +177,15 @@ class HostSteps:
             self._training.stepped()
 
 
-def _wrong(results: Sequence[tuple[str, jax.Array]]) -> dict[str, Any] | None:
+def _wrong(results: Any) -> dict[str, Any] | None:
     """Where no gradient is seen: what is not finite of the parameters that a step gives, and of its loss."""
+    numbers = [leaf for leaf in jax.tree.leaves(results) if isinstance(leaf, jax.Array) and leaf.ndim == 0]
     try:
-        numbers = [array for _, array in results if array.ndim == 0]
         loss = next((bad for each in numbers if (bad := _fault(each))), None)
         if loss is None:
             return None
-        more = found([(name, bad) for name, array in results if array.ndim and (bad := _fault(array))])
+        others = [(name, array) for name, array in _shared(results) if array.ndim]
+        more = found([(name, bad) for name, array in others if (bad := _fault(array))])
     except RuntimeError:  # given away to a later step meanwhile
         return None
     return more and {**more, "loss": loss}

@@ -16,6 +16,7 @@ import jax
 
 from hora.adapter.agreement import agree
 from hora.adapter.guard import Guard, Place, Spec
+from hora.adapter.watch import Watch
 from hora.core.events import Timeline
 from hora.jax._notes import Notes
 from hora.jax._training import Seen, Steps
@@ -86,11 +87,14 @@ class Watcher:
 
     Args:
         guard: what reports to the supervisor.
+        watch: knows how long this rank waits for data.
         timeline: gives where steps are written down, from their start until they were seen to have ended.
     """
 
-    def __init__(self, guard: Guard, timeline: Callable[[], Timeline]) -> None:
+    def __init__(self, guard: Guard, watch: Watch, timeline: Callable[[], Timeline]) -> None:
         self._guard = guard
+        self._watch = watch
+        self._data = 0.0
         self._timeline = timeline
         self._lock = threading.Lock()
         self._under_way: collections.deque[_Step] = collections.deque()
@@ -115,7 +119,7 @@ class Watcher:
             self._sweep()
             self._under_way.append(step)
             if len(self._under_way) == 1:
-                self._began = self._guard.reporter.wait_begins(place)
+                self._begin(place)
         try:
             results, sums = call()
         except BaseException as error:
@@ -158,11 +162,17 @@ class Watcher:
         while self._under_way and self._under_way[0].is_over():
             step = self._under_way.popleft()
             reporter.wait_ends(step.place, self._began)
+            # While a step is under way this rank loads the next batch, and that is its own time.
+            reporter.waited = max(0.0, reporter.waited - (self._watch.data - self._data))
             if step.seen is not None:
                 step.steps.ended(step.seen)
             self._timeline().add(step.name, step.began, time.time(), lane="steps")
             if self._under_way:
-                self._began = reporter.wait_begins(self._under_way[0].place)
+                self._begin(self._under_way[0].place)
+
+    def _begin(self, place: Place) -> None:
+        self._began = self._guard.reporter.wait_begins(place)
+        self._data = self._watch.data
 
 
 class _Step:
