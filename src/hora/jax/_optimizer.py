@@ -155,8 +155,8 @@ class _Rule:
         """One update by the ranks' gradients."""
         if self.op is ReduceOp.Adasum:
             changes, state = self.apply(updates, state, params, extra)
-            return self.reduce(changes, 1, None), state
-        return self.apply(self.reduce(updates, 1, params), state, params, extra)
+            return self.averaged(changes, 1, None), state
+        return self.apply(self.averaged(updates, 1, params), state, params, extra)
 
     def apply(self, updates: Any, state: Any, params: Any, extra: dict[str, Any]) -> tuple[Any, Any]:
         """What the optimizer itself makes of gradients; compiled where the caller does not compile."""
@@ -170,8 +170,18 @@ class _Rule:
         compiled: tuple[Any, Any] = self._compiled(updates, state, params, **extra)
         return compiled
 
-    def reduce(self, gradients: Any, passes: int, params: Any) -> Any:
-        """The gradients of these parameters, reduced over the ranks; of several passes, their mean."""
+    def averaged(self, gradients: Any, passes: int, params: Any) -> Any:
+        """The gradients of these parameters, reduced over the ranks, as the guard sees it."""
+        steps = self._watched(gradients)
+        if steps is not None:
+            steps.before(gradients, params)
+        reduced = self.reduce(gradients, passes)
+        if steps is not None:
+            steps.after()
+        return reduced
+
+    def reduce(self, gradients: Any, passes: int) -> Any:
+        """The gradients, reduced over the ranks; of several passes, their mean."""
         if passes > 1:
             gradients = jax.tree.map(lambda sums: sums / jnp.asarray(passes, sums.dtype), gradients)
         if self.style == "gspmd" or not self.process_set.included():
@@ -187,10 +197,7 @@ class _Rule:
                 "and the "
                 'parameters are global arrays, DistributedOptimizer(..., style="gspmd").',
             )
-        steps = self._watched()
-        if steps is not None:
-            steps.before(gradients, params)
-        reduced = reduce_tree(
+        return reduce_tree(
             gradients,
             function="average gradients",
             op=self.op,
@@ -199,15 +206,14 @@ class _Rule:
             postscale_factor=self.predivide,
             process_set=self.process_set,
         )
-        if steps is not None:
-            steps.after()
-        return reduced
 
-    def _watched(self) -> HostSteps | None:
+    def _watched(self, gradients: Any) -> HostSteps | None:
         """Who looks at gradients outside of ``jit``; inside, they are noted."""
         watch = required("DistributedOptimizer").watch
         members = self.process_set.members
-        if watch is None or len(members) == 1 or _traced.is_inside():
+        if watch is None or len(members) == 1 or not self.process_set.included():
+            return None
+        if self.style == "gspmd" or _traced.is_inside() or _is_traced(jax.tree.leaves(gradients)):
             return None
         if self._steps is None or self._steps.reporter is not watch.reporter:
             self._steps = HostSteps(watch, members)
@@ -241,9 +247,9 @@ class _Passes:
         if rule.op is ReduceOp.Adasum:
             mean = jax.tree.map(lambda each: each / jnp.asarray(self._passes, each.dtype), sums)
             changes, inner = rule.apply(mean, state.inner, params, extra)
-            changes = rule.reduce(changes, 1, None)
+            changes = rule.averaged(changes, 1, None)
         else:
-            changes, inner = rule.apply(rule.reduce(sums, self._passes, params), state.inner, params, extra)
+            changes, inner = rule.apply(rule.averaged(sums, self._passes, params), state.inner, params, extra)
         zeros = jax.tree.map(jnp.zeros_like, sums)
         return changes, Accumulated(inner, zeros, jnp.zeros_like(state.passes))
 

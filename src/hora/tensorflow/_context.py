@@ -71,6 +71,7 @@ def _origin(frame: FrameType) -> tuple[str, int] | None:
 
 frames.pass_over("<__array_function__")
 frames.translate(str(Path(tempfile.gettempdir()) / AUTOGRAPH), _origin)
+_raised.install()
 
 
 @dataclass(eq=False, kw_only=True)
@@ -220,7 +221,6 @@ def _start(joined: Context) -> None:
             told.decode() for told in joined.exchange("addresses of the engine", mine.encode())
         ],
     )
-    joined.closing.append(_raised.install())
     if joined.watch is not None:
         joined.closing.append(_watch.follow(joined.watch, lambda: joined.timeline))
     joined.engines["cuda" if joined.uses_gpu else "cpu"] = "tensorflow" if shared is None else "shared-memory"

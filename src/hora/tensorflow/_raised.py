@@ -8,7 +8,6 @@ the function.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -26,20 +25,10 @@ def keep(error: HoraError) -> None:
     _kept[:] = [error]
 
 
-def install() -> Callable[[], None]:
-    """Let functions raise them, until the returned function is called."""
-    changed: list[tuple[Any, Any]] = []
+def install() -> None:
+    """Let functions raise them, once and for all."""
     for kind in (polymorphic_function.Function, concrete_function.ConcreteFunction):
-        original = kind.__call__
-        kind.__call__ = _raising(original)
-        changed.append((kind, original))
-
-    def undo() -> None:
-        for owner, before in changed:
-            owner.__call__ = before
-        _kept.clear()
-
-    return undo
+        kind.__call__ = _raising(kind.__call__)
 
 
 def _raising(original: Any) -> Any:
