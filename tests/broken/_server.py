@@ -7,7 +7,8 @@ paths of JSON files, ``{"name", "code", "began", "output", "left"}``, each when 
 
 A job is the command line of ``hora run`` in a process of its own, with the real supervisor. Only the start
 of a rank differs: it is forked from the supervisor, where torch is imported already, and then does what
-a new interpreter would do with ``_worker.py``. ``real`` leaves that out.
+a new interpreter would do with ``_worker.py``. ``real`` leaves that out. Hora is imported twice beforehand:
+the supervisor uses one copy of its modules, and a rank gets the other, which nobody has used.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import faulthandler
+import gc
 import importlib
 import io
 import json
@@ -33,6 +35,9 @@ from typing import Any
 LATE_IMPORTS = ("torch.distributed", "torch.utils.data", "torch.nn.parallel", "torch.optim", "torch._dynamo")
 """What a training script, or PyTorch itself at the first optimizer, imports beside ``torch``."""
 
+RANK, SUPERVISOR = ("hora.torch",), ("hora.cli.run", "hora.launch")
+"""What each imports of Hora."""
+
 PATIENCE = 60.0
 """Seconds after which a job is killed; the test then says so."""
 
@@ -47,6 +52,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """From <linux/prctl.h>."""
 
 _path = list(sys.path)
+_copies: dict[tuple[str, ...], dict[str, types.ModuleType]] = {}
 
 
 def main(limit: int, parent: int) -> None:
@@ -77,6 +83,18 @@ def _import() -> None:
     for name in LATE_IMPORTS:
         importlib.import_module(name)
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    for names in (RANK, SUPERVISOR):
+        for name in names:
+            importlib.import_module(name)
+        _copies[names] = _take_out()
+    gc.collect()
+    gc.freeze()  # so that collections in the forks do not go through what they share
+
+
+def _take_out() -> dict[str, types.ModuleType]:
+    """Hora's modules, which are then no longer known as imported."""
+    names = [name for name in sys.modules if name == "hora" or name.startswith("hora.")]
+    return {name: sys.modules.pop(name) for name in names}
 
 
 def _die_with(parent: int) -> None:
@@ -181,6 +199,7 @@ def _launch(command: list[str], folder: str, output: int) -> None:
     os.close(output)
     os.chdir(folder)
     sys.argv = ["hora", *command[3:]]
+    sys.modules.update(_copies[SUPERVISOR])
     from hora import cli
     from hora.launch import _start
 
@@ -257,12 +276,12 @@ def _mark(job: str) -> None:
 
 
 def _forget() -> None:
-    """What a new interpreter would not know: Hora's modules, and the state of random generators."""
+    """What a new interpreter would not know: what Hora has done here, and the state of random generators."""
     import numpy as np
     import torch
 
-    for name in [name for name in sys.modules if name == "hora" or name.startswith("hora.")]:
-        del sys.modules[name]
+    _take_out()
+    sys.modules.update(_copies[RANK])
     faulthandler.disable()
     random.seed()
     np.random.seed()
