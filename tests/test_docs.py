@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -85,15 +86,49 @@ def test_files_that_are_named_exist(page: Path) -> None:
     assert [link for link in sorted(links) if not (page.parent / link).exists()] == []
 
 
+def imports(page: Path) -> list[str]:
+    return [line for language, text in code(page) if language == "python" for line in IMPORT.findall(text)]
+
+
+def apart(line: str) -> bool:
+    """TensorFlow leaves threads and variables in the process that imports it."""
+    return re.search(r"\b(tensorflow|keras)\b", line) is not None
+
+
+IMPORTING = """
+import json, sys, traceback
+
+failed = {}
+for line in json.load(sys.stdin):
+    try:
+        exec(line, {})
+    except BaseException:
+        failed[line] = traceback.format_exc()
+json.dump(failed, open(sys.argv[1], "w"))
+"""
+
+
+@pytest.fixture(scope="module")
+def failed_apart(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The lines of all pages that fail in another process, with their tracebacks."""
+    lines = sorted({line for page in PAGES for line in imports(page) if apart(line)})
+    assert lines
+    answer = tmp_path_factory.mktemp("imports") / "failed.json"
+    command = [sys.executable, "-c", IMPORTING, str(answer)]
+    subprocess.run(command, input=json.dumps(lines), text=True, check=True, env=WITH_SOURCE)
+    found: dict[str, str] = json.loads(answer.read_text())
+    return found
+
+
 @each_page
-def test_modules_and_names_that_are_imported_exist(page: Path) -> None:
-    lines = [line for language, text in code(page) if language == "python" for line in IMPORT.findall(text)]
-    apart = [line for line in lines if re.search(r"\b(tensorflow|keras)\b", line)]
+def test_modules_and_names_that_are_imported_exist(page: Path, request: pytest.FixtureRequest) -> None:
+    lines = imports(page)
     for line in lines:
-        if line not in apart:
+        if not apart(line):
             exec(line, {})  # the test fails with the documentation's own line
-    if apart:  # TensorFlow leaves threads and variables in the process that imports it
-        subprocess.run([sys.executable, "-c", "\n".join(apart)], check=True, env=WITH_SOURCE)
+    if any(map(apart, lines)):
+        failed = request.getfixturevalue("failed_apart")
+        assert [failed[line] for line in lines if line in failed] == []
 
 
 @each_page
