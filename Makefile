@@ -18,8 +18,9 @@ help:
 train: setup
 	@$(BIN)/hora train resnet $(ARGS)
 
+# Two test processes, each with whole files: a test mostly waits for ranks. ARGS="-n 0 ..." takes one.
 test: setup system
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: setup
 	$(BIN)/ruff format --check src tests benchmarks examples tools

@@ -29,6 +29,41 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # Ranks are forked, which wants a process that other tests have not made threads in yet.
     items.sort(key=lambda item: item.get_closest_marker("ranks") is None)
+    if "PYTEST_XDIST_WORKER" in os.environ:  # each process takes the next file: long ones first
+        items.sort(key=lambda item: LONG.index(name) if (name := _file(item)) in LONG else len(LONG))
+
+
+LONG = (
+    "broken/test_broken.py",
+    "odd/test_odd.py",
+    "verify/test_frameworks.py",
+    "keras/test_keras.py",
+    "horovod/test_acceptance.py",
+    "tensorflow/test_jobs.py",
+    "torch/elastic/test_elastic_jobs.py",
+    "benchmarks/test_smoke.py",
+    "chaos/test_command.py",
+    "jax/test_failures.py",
+    "jax/test_operations.py",
+    "jax/test_training.py",
+    "parallel/test_engine.py",
+    "parallel/test_engine_data.py",
+    "verify/test_causes.py",
+    "parallel/test_shard.py",
+    "launch/test_hosts.py",
+    "parallel/test_optimizer.py",
+    "parallel/test_engine_hosts.py",
+    "launch/test_guard.py",
+    "cli/test_train.py",
+    "parallel/test_resume.py",
+    "parallel/test_join.py",
+    "launch/test_end.py",
+)
+"""The files that take more than half a minute, the longest first."""
+
+
+def _file(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).as_posix()
 
 
 @pytest.hookimpl(tryfirst=True)
