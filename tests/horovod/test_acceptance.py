@@ -1,4 +1,7 @@
-"""Horovod's interface as its scripts use it: whole modules of tests, run by every rank of a real job."""
+"""Horovod's interface as its scripts use it: whole modules of tests, run by every rank of a real job.
+
+One job for each number of workers, as each rank has to import its framework.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ LIMIT = 200
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("module", TORCH)
-def test_acceptance(module: str, workers: int, tmp_path: Path) -> None:
-    _run([module], workers, tmp_path)
+@pytest.mark.timeout(LIMIT + 20)
+def test_acceptance(workers: int, tmp_path: Path) -> None:
+    _run(TORCH, workers, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -33,11 +36,10 @@ def test_acceptance(module: str, workers: int, tmp_path: Path) -> None:
 )
 @pytest.mark.timeout(LIMIT + 20)
 def test_acceptance_of_tensorflow(workers: int, modules: tuple[str, ...], tmp_path: Path) -> None:
-    """One job for each number of workers: each rank has to import TensorFlow."""
-    _run(modules, workers, tmp_path, limit=LIMIT)
+    _run(modules, workers, tmp_path)
 
 
-def _run(modules: Sequence[str], workers: int, tmp_path: Path, *, limit: int = 100) -> None:
+def _run(modules: Sequence[str], workers: int, tmp_path: Path, *, limit: int = LIMIT) -> None:
     pytest_flags = [
         *("-q", "-x", "--noconftest", "-p", "no:cacheprovider", "-c", os.devnull),
         *("--rootdir", str(tmp_path)),

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import runpy
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.ranks import run_ranks
 from tests.torch.elastic.jobs import LIMIT, Job, environment, until
 
 EPOCHS = 20
@@ -97,21 +99,21 @@ train(state)
 
 
 def undisturbed(folder: Path, epochs: int) -> Any:
-    (folder / "train.py").write_text(TRAINING)
-    subprocess.run(
-        [sys.executable, "train.py", str(folder), str(epochs), "0"],
-        cwd=folder,
-        env=environment(),
-        check=True,
-        timeout=LIMIT,
-        capture_output=True,
-    )
+    """What one worker without a launcher trains, in a fork of this process."""
+    folder.mkdir(exist_ok=True)
+    run_ranks(1, _alone, str(folder), str(epochs), init=False)
     return json.loads((folder / "result.json").read_text())
+
+
+def _alone(world: object, settings: object, folder: str, epochs: str) -> None:
+    os.chdir(folder)
+    sys.argv = ["train.py", folder, epochs, "0"]
+    Path("train.py").write_text(TRAINING)
+    runpy.run_path("train.py", run_name="__main__")
 
 
 def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
     """Three workers, whose shares of 64 samples are uneven; two SIGKILLs on a seeded schedule."""
-    (tmp_path / "plain").mkdir()
     (tmp_path / "elastic").mkdir()
     seen, weights = undisturbed(tmp_path / "plain", EPOCHS)
     moments = random.Random(5)
@@ -219,7 +221,6 @@ state = hora.elastic.TorchState(checkpoints=checkpoints, """,
 
 def test_a_signal_saves_after_a_reset_and_the_next_run_goes_on(tmp_path: Path) -> None:
     """A worker is killed, its replacement taken in, the job stopped, and begun anew: as if undisturbed."""
-    (tmp_path / "plain").mkdir()
     (tmp_path / "elastic").mkdir()
     _, weights = undisturbed(tmp_path / "plain", EPOCHS)
     folder = tmp_path / "elastic"
@@ -254,7 +255,6 @@ def test_a_signal_saves_after_a_reset_and_the_next_run_goes_on(tmp_path: Path) -
 
 def test_when_all_workers_die_the_job_goes_on_from_the_newest_checkpoint(tmp_path: Path) -> None:
     """Both are killed in one moment: those that are started in their place find what is on the disk."""
-    (tmp_path / "plain").mkdir()
     folder = tmp_path / "elastic"
     folder.mkdir()
     _, weights = undisturbed(tmp_path / "plain", EPOCHS)
