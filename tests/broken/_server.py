@@ -1,14 +1,15 @@
 """Runs jobs of ``hora run`` for the tests, several at a time, without importing torch for each rank anew.
 
-    python -m tests.broken._server LIMIT PARENT < requests > results
+    python -m tests.broken._server LIMIT PARENT [MODULE PATIENCE] < requests > results
 
 The requests come as lines of JSON, ``{"name", "arguments", "folder", "real"}``, the results go as
 paths of JSON files, ``{"name", "code", "began", "output", "left"}``, each when its job has ended.
 
 A job is the command line of ``hora run`` in a process of its own, with the real supervisor. Only the start
-of a rank differs: it is forked from the supervisor, where torch is imported already, and then does what
-a new interpreter would do with ``_worker.py``. ``real`` leaves that out. Hora is imported twice beforehand:
-the supervisor uses one copy of its modules, and a rank gets the other, which nobody has used.
+of a rank differs: it is forked from the supervisor, where MODULE (``hora.torch``) and its framework are
+imported already, and then does what a new interpreter would do with ``_worker.py``. ``real`` leaves that
+out. Hora is imported twice beforehand: the supervisor uses one copy of its modules, and a rank gets
+the other, which nobody has used.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from typing import Any
 LATE_IMPORTS = ("torch.distributed", "torch.utils.data", "torch.nn.parallel", "torch.optim", "torch._dynamo")
 """What a training script, or PyTorch itself at the first optimizer, imports beside ``torch``."""
 
-RANK, SUPERVISOR = ("hora.torch",), ("hora.cli.run", "hora.launch")
-"""What each imports of Hora."""
+SUPERVISOR = ("hora.cli.run", "hora.launch")
+"""What it imports of Hora."""
 
 PATIENCE = 60.0
 """Seconds after which a job is killed; the test then says so."""
@@ -52,14 +53,15 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """From <linux/prctl.h>."""
 
 _path = list(sys.path)
-_copies: dict[tuple[str, ...], dict[str, types.ModuleType]] = {}
+_of_rank: dict[str, types.ModuleType] = {}
+_of_supervisor: dict[str, types.ModuleType] = {}
 
 
-def main(limit: int, parent: int) -> None:
+def main(limit: int, parent: int, module: str = "hora.torch", patience: float = PATIENCE) -> None:
     """Run what is asked for until nothing more comes, or until the parent has ended."""
     _die_with(parent)
     os.environ.pop(MARK, None)
-    _import()
+    _import(module)
     running = 0
     for line in sys.stdin:
         if running == limit:
@@ -68,7 +70,7 @@ def main(limit: int, parent: int) -> None:
         parent = os.getpid()
         if os.fork() == 0:
             _die_with(parent)
-            _keep(**json.loads(line))
+            _keep(**json.loads(line), patience=patience)
             os._exit(0)
         running += 1
     while running:
@@ -76,17 +78,22 @@ def main(limit: int, parent: int) -> None:
         running -= 1
 
 
-def _import() -> None:
-    import torch
+def _import(module: str) -> None:
+    if module == "hora.torch":
+        import torch
 
-    torch.set_num_threads(1)  # a forked process has no thread of a pool
-    for name in LATE_IMPORTS:
-        importlib.import_module(name)
-    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    for names in (RANK, SUPERVISOR):
+        torch.set_num_threads(1)  # a forked process has no thread of a pool
+        for name in LATE_IMPORTS:
+            importlib.import_module(name)
+        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    elif module == "hora.tensorflow":
+        importlib.import_module("keras")  # TensorFlow imports it late
+    for names, copy in ((module,), _of_rank), (SUPERVISOR, _of_supervisor):
         for name in names:
             importlib.import_module(name)
-        _copies[names] = _take_out()
+        copy.update(_take_out())
+    if "torch" in sys.modules:  # as the backend of Keras, too
+        sys.modules["torch"].set_num_threads(1)
     gc.collect()
     gc.freeze()  # so that collections in the forks do not go through what they share
 
@@ -110,7 +117,7 @@ def _prctl(option: int, value: int) -> None:
 # --- one job --------------------------------------------------------------------------------------
 
 
-def _keep(name: str, arguments: list[str], folder: str, real: bool) -> None:
+def _keep(name: str, arguments: list[str], folder: str, real: bool, patience: float) -> None:
     """Run one job and report on it. What it leaves behind becomes a child of this process."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     reader, writer = os.pipe()
@@ -128,7 +135,7 @@ def _keep(name: str, arguments: list[str], folder: str, real: bool) -> None:
             os.close(reader)
             _launch(command, folder, writer)
     os.close(writer)
-    output = _read(reader, until=time.monotonic() + PATIENCE)
+    output = _read(reader, until=time.monotonic() + patience)
     if output is None:
         os.kill(process, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
@@ -199,7 +206,7 @@ def _launch(command: list[str], folder: str, output: int) -> None:
     os.close(output)
     os.chdir(folder)
     sys.argv = ["hora", *command[3:]]
-    sys.modules.update(_copies[SUPERVISOR])
+    sys.modules.update(_of_supervisor)
     from hora import cli
     from hora.launch import _start
 
@@ -254,7 +261,8 @@ def _be_rank(args: list[str], given: dict[str, Any]) -> None:
     _forget()
     words = args[next(i for i, word in enumerate(args) if word.endswith("_worker.py")) :]
     sys.argv = words
-    sys.path[:] = [str(Path(words[0]).parent), *_path[1:]]
+    added = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place not in _path]
+    sys.path[:] = [str(Path(words[0]).parent), *filter(None, added), *_path[1:]]
     _end(_run(Path(words[0])))
 
 
@@ -278,14 +286,14 @@ def _mark(job: str) -> None:
 def _forget() -> None:
     """What a new interpreter would not know: what Hora has done here, and the state of random generators."""
     import numpy as np
-    import torch
 
     _take_out()
-    sys.modules.update(_copies[RANK])
+    sys.modules.update(_of_rank)
     faulthandler.disable()
     random.seed()
     np.random.seed()
-    torch.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].seed()
 
 
 def _run(worker: Path) -> int:
@@ -315,4 +323,5 @@ def _end(code: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    limit, parent, *others = sys.argv[1:]
+    main(int(limit), int(parent), *others[:1], *map(float, others[1:]))

@@ -1,74 +1,69 @@
-"""Whole jobs of TensorFlow: importing it takes so long that each runs many cases."""
+"""Whole jobs of TensorFlow. Importing it takes so long that each runs many cases, and ranks are forked."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.forked import Forked
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-SOURCE = str(ROOT / "src")
 EXAMPLES = ROOT / "examples"
 WITH_HORA = "tensorflow_with_hora.py"
 
 LIMIT = 110.0
 
 
+@pytest.fixture(scope="module")
+def forked() -> Iterator[Forked]:
+    variables = {"TF_NUM_INTRAOP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    forked = Forked("hora.tensorflow", patience=LIMIT, env=variables)
+    yield forked
+    forked.close()
+
+
 def run_job(
-    workers: int, script: str | Path, *arguments: str, folder: Path, flags: tuple[str, ...] = ()
+    forked: Forked,
+    workers: int,
+    script: str | Path,
+    *arguments: str,
+    folder: Path,
+    flags: tuple[str, ...] = (),
 ) -> tuple[int, str]:
     """Run a script, of this folder or any other, as a job; its exit code and what was written."""
-    ended = subprocess.run(
-        [
-            *(sys.executable, "-m", "hora", "run", "-n", str(workers), "--run-dir", str(folder / "run")),
-            *("--timeout", str(LIMIT - 10), *flags, str(HERE / script), *arguments),
-        ],
-        capture_output=True,
-        text=True,
-        env={
-            **os.environ,
-            "PYTHONPATH": SOURCE,
-            "OMP_NUM_THREADS": "1",
-            "TF_NUM_INTRAOP_THREADS": "1",
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-        },
-        timeout=LIMIT,
-        check=False,
-    )
-    return ended.returncode, ended.stdout + ended.stderr
+    options = ("-n", str(workers), "--run-dir", str(folder / "run"), "--timeout", str(LIMIT - 10), *flags)
+    return forked.run(*options, str(HERE / script), *arguments, folder=folder)
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def alone(forked: Forked, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one worker trains."""
-    return everything(1, "auto", tmp_path_factory.mktemp("alone"))
+    return everything(forked, 1, "auto", tmp_path_factory.mktemp("alone"))
 
 
 @pytest.mark.parametrize(("workers", "engine"), [(2, "auto"), (3, "auto"), (2, "gloo")])
-def test_everything(workers: int, engine: str, alone: dict[str, Any], tmp_path: Path) -> None:
+def test_everything(workers: int, engine: str, alone: dict[str, Any], forked: Forked, tmp_path: Path) -> None:
     """All operations, and trainings that end as one worker's does; on TensorFlow's own runtime, too, which
     carries tensors between hosts."""
-    several = everything(workers, engine, tmp_path)
+    several = everything(forked, workers, engine, tmp_path)
     assert set(several) == set(alone)
     differences = {name: np.abs(several[name] - alone[name]).max() for name in alone}
     assert max(value for name, value in differences.items() if "float32" in name) <= 1e-6, differences
     assert max(value for name, value in differences.items() if "float64" in name) <= 1e-12, differences
 
 
-def everything(workers: int, engine: str, folder: Path) -> dict[str, Any]:
+def everything(forked: Forked, workers: int, engine: str, folder: Path) -> dict[str, Any]:
     """The variables that the job has trained."""
     trained = folder / "trained.npz"
     flags = ("--env", f"HORA_ENGINE={engine}")
-    code, text = run_job(workers, "everything.py", str(trained), folder=folder, flags=flags)
+    code, text = run_job(forked, workers, "everything.py", str(trained), folder=folder, flags=flags)
     assert code == 0, text
     return dict(np.load(trained))
 
@@ -81,21 +76,23 @@ def everything(workers: int, engine: str, folder: Path) -> dict[str, Any]:
         ("raise", 1, "ArithmeticError: this rank has had enough"),
     ],
 )
-def test_a_rank_that_fails_ends_the_job(act: str, whose: int, names: str, tmp_path: Path) -> None:
+def test_a_rank_that_fails_ends_the_job(
+    act: str, whose: int, names: str, forked: Forked, tmp_path: Path
+) -> None:
     """Within 10 seconds, and what has happened is told, whichever rank it is and wherever the others are."""
     told = tmp_path / "told"
     flags = ("--stall-after", "2", "--stall-abort", "5")
-    code, text = run_job(2, "failing.py", act, str(whose), str(told), folder=tmp_path, flags=flags)
+    code, text = run_job(forked, 2, "failing.py", act, str(whose), str(told), folder=tmp_path, flags=flags)
     ended = time.time()
     assert code != 0
     assert names in text, text
     assert ended - float(told.read_text()) < 10.0, text
 
 
-def test_the_guard_sees_the_training(tmp_path: Path) -> None:
+def test_the_guard_sees_the_training(forked: Forked, tmp_path: Path) -> None:
     """Eagerly and in graphs: nothing is told of what is right, and each fault once, with its line inside the
     graph. An error that was raised there is the script's to catch."""
-    code, text = run_job(2, "watched.py", folder=tmp_path)
+    code, text = run_job(forked, 2, "watched.py", folder=tmp_path)
     assert code != 0
     right = max(map(float, re.findall(r"all was right at ([\d.]+)", text)))
     verdicts = [json.loads(line) for line in (tmp_path / "run" / "verdicts.jsonl").read_text().splitlines()]
@@ -117,15 +114,17 @@ def test_the_guard_sees_the_training(tmp_path: Path) -> None:
     assert "allreduce float32 (3,) average" in text
 
 
-def test_horovods_interface(tmp_path: Path) -> None:
-    code, text = run_job(3, "as_horovod.py", folder=tmp_path, flags=("--horovod",))
+def test_horovods_interface(forked: Forked, tmp_path: Path) -> None:
+    code, text = run_job(forked, 3, "as_horovod.py", folder=tmp_path, flags=("--horovod",))
     assert code == 0, text
 
 
-def test_the_examples(tmp_path: Path) -> None:
+def test_the_examples(forked: Forked, tmp_path: Path) -> None:
     """Losses go down; two workers' are those of one."""
-    plain, alone = (losses(EXAMPLES / name, 1, tmp_path) for name in ("tensorflow_plain.py", WITH_HORA))
-    both = losses(EXAMPLES / WITH_HORA, 2, tmp_path)
+    plain, alone = (
+        losses(forked, EXAMPLES / name, 1, tmp_path) for name in ("tensorflow_plain.py", WITH_HORA)
+    )
+    both = losses(forked, EXAMPLES / WITH_HORA, 2, tmp_path)
     assert len(plain) == len(alone) == len(both) == 2 * (10_000 // 96)
     for found in (plain, alone):
         assert np.mean(found[-10:]) < 0.5 * found[0]
@@ -134,10 +133,10 @@ def test_the_examples(tmp_path: Path) -> None:
     assert both == pytest.approx(alone, rel=1e-2)
 
 
-def losses(script: Path, workers: int, folder: Path) -> list[float]:
+def losses(forked: Forked, script: Path, workers: int, folder: Path) -> list[float]:
     """What rank 0 prints."""
     made = folder / f"{script.stem} {workers}"
     made.mkdir()
-    code, text = run_job(workers, script, folder=made)
+    code, text = run_job(forked, workers, script, folder=made)
     assert code == 0, text
     return [float(number) for number in re.findall(r"^(?:\[0\] ?)?(\d+\.\d+)$", text, re.MULTILINE)]
