@@ -13,7 +13,7 @@ from torch import nn
 
 import hora.torch as hora
 from hora.core.errors import CollectiveError, GradientError
-from hora.torch.optim import LARS
+from hora.torch.optim import LAMB, LARS, NovoGrad
 from hora.torch.shard._elementwise import scalar_keys
 
 
@@ -81,7 +81,6 @@ class Noisy(Lion):
 REFUSED: dict[str, Any] = {
     "LBFGS": torch.optim.LBFGS,
     "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
-    "LARS": lambda p: LARS(p, lr=0.1),
     "Lamb": Lamb,
     "Clipping": Clipping,
     "ByShape": ByShape,
@@ -123,9 +122,10 @@ def test_steps_of_single_elements_are_taken_for_what_they_are() -> None:
     # A rate of 0 hides nothing.
     with pytest.raises(GradientError, match="Lamb"):
         scalar_keys(Lamb(net().parameters(), lr=0.0))
-    # A group without norms among groups with.
-    LARS_of_biases = LARS([{"params": [nn.Parameter(torch.ones(3))], "trust": False}], lr=0.1)  # noqa: N806
-    assert scalar_keys(LARS_of_biases) == set()
+    # Those that ask for the norms of whole tensors are answered them.
+    assert scalar_keys(LARS(net().parameters(), lr=0.1)) == set()
+    assert scalar_keys(LAMB(net().parameters(), lr=0.1)) == {"step"}
+    assert scalar_keys(NovoGrad(net().parameters(), lr=0.1)) == {"exp_avg_sq"}
 
 
 SIMPLE = ("sgd", "momentum", "nesterov", "maximize", "sgd-foreach", "sgd-fused")

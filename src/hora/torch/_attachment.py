@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import dataclasses
 import functools
 import weakref
 from collections.abc import Callable
@@ -148,6 +149,22 @@ class Attachment:
         for _, parameter in self._named:
             parameter.grad = None  # of a step that will be made anew; it may lie in the engine's memory
         self.reducer, self.steps, self.shards = None, None, None
+
+    @property
+    def rule(self) -> Rule:
+        """How gradients are reduced."""
+        return self._rule
+
+    def step_apart(self) -> None:
+        """Between two steps, on every rank: from now on each steps by its own gradients."""
+        optimizer = self.optimizer()
+        if self._rule.apart or optimizer is None:
+            return
+        self.drop()
+        self._rule = dataclasses.replace(self._rule, apart=True)
+        self._join(optimizer, self.context)
+        if self.context.watch is not None:
+            self.context.watch.step_apart(optimizer)
 
     def watch(self, optimizer: Optimizer) -> None:
         """Let the guard look at it."""

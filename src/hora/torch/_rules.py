@@ -43,6 +43,7 @@ class Rule:
         predivide: divides before the sum, and multiplies after it.
         sparse_as_dense: whether sparse gradients are made dense.
         compression: how gradients travel.
+        apart: whether each rank steps by its own gradients for now, and parameters are averaged now and then.
     """
 
     process_set: ProcessSet
@@ -51,6 +52,7 @@ class Rule:
     predivide: float = 1.0
     sparse_as_dense: bool = False
     compression: Compressor | GradientCompression = Compression.none
+    apart: bool = False
 
     def check(self) -> None:
         """Raise GradientError for what cannot be meant."""
@@ -82,8 +84,8 @@ class Rule:
 
     @property
     def size(self) -> int:
-        """Ranks that reduce gradients together: 1 with Adasum, where each rank keeps its own."""
-        return 1 if self.op is ReduceOp.Adasum else self.members
+        """Ranks that reduce gradients together: 1 where each rank keeps its own, as with Adasum."""
+        return 1 if self.op is ReduceOp.Adasum or self.apart else self.members
 
     @property
     def once(self) -> bool:

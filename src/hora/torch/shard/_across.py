@@ -52,6 +52,10 @@ class Across:
         """Replace a number by the largest of all ranks."""
         self._reduce(value, dist.ReduceOp.MAX, "overflow of gradients")
 
+    def add_up(self, values: torch.Tensor, name: str) -> None:
+        """Replace numbers by their sums over all ranks."""
+        self._reduce(values, dist.ReduceOp.SUM, name)
+
     def gather(self, bucket: ShardBucket, member: Member) -> torch.Tensor:
         """A whole gradient, on every rank."""
         row = torch.zeros(member.stop - member.start, dtype=bucket.flat.dtype, device=bucket.device)

@@ -1,19 +1,22 @@
 """Finds out whether an optimizer may be sharded: does its step treat each element by itself?
 
 It is tried. A small tensor is stepped as a whole, and its two halves by themselves; the results must be the
-same. That also holds for optimizers that torch does not have, and nobody has to keep a list.
+same. That also holds for optimizers that torch does not have, and nobody has to keep a list. An optimizer
+that asks for norms of whole tensors (:mod:`hora.torch._layerwise`) is answered those of the whole for the
+halves too, as the ranks are.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from hora.core.errors import GradientError
+from hora.torch._layerwise import Columns, Layerwise, Norms, sums_of_squares
 from hora.torch.shard._inner import raw_step, stand_in
 
 __all__ = ["scalar_keys"]
@@ -45,6 +48,25 @@ def scalar_keys(optimizer: Optimizer) -> set[str]:
     return found
 
 
+_Answer = Callable[[list[torch.Tensor], Columns], Norms]
+
+
+def _telling(told: list[Norms]) -> _Answer:
+    """Answers with norms, and keeps the answers."""
+
+    def answer(parameters: list[torch.Tensor], columns: Columns) -> Norms:
+        told.append([squares.sqrt() for squares in sums_of_squares(columns)])
+        return told[-1]
+
+    return answer
+
+
+def _repeating(told: Sequence[Norms]) -> _Answer:
+    """Gives the same answers again."""
+    answers = iter(told)
+    return lambda parameters, columns: next(answers)
+
+
 NUMBERS = ("step", "eta", "mu", "mu_product")
 """Entries that are one number for a tensor, if all tensors are numbers themselves."""
 
@@ -67,9 +89,12 @@ class _Trial:
         gradients = [self._numbers(11 + step) * (1 + 20 * (step == 1)) for step in range(STEPS)]
         devices = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices):
-            whole, state = self._run(values.view(SHAPE), [each.view(SHAPE) for each in gradients])
+            told: list[Norms] = []
+            whole, state = self._run(
+                values.view(SHAPE), [each.view(SHAPE) for each in gradients], norms=_telling(told)
+            )
             halves = [
-                self._run(values[part], [each[part] for each in gradients])
+                self._run(values[part], [each[part] for each in gradients], norms=_repeating(told))
                 for part in (slice(0, CUT), slice(CUT, None))
             ]
         self._compare("the parameter", whole, [parameter for parameter, _ in halves])
@@ -84,7 +109,7 @@ class _Trial:
         return found
 
     def _run(
-        self, values: torch.Tensor, gradients: Sequence[torch.Tensor]
+        self, values: torch.Tensor, gradients: Sequence[torch.Tensor], *, norms: _Answer
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         parameter = torch.nn.Parameter(values.clone())
         own: list[list[torch.Tensor]] = [[] for _ in self._optimizer.param_groups]
@@ -94,6 +119,8 @@ class _Trial:
         if first:
             state[parameter] = first
         trial = stand_in(self._optimizer, self._plain, own, state)
+        if issubclass(self._plain, Layerwise):
+            trial._hora_norms = norms
         group = trial.param_groups[self._number]
         trial.param_groups = [group]
         rate = group.get("lr")

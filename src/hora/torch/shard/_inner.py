@@ -19,6 +19,7 @@ _OWN = frozenset(
     {
         "_hora",
         "_hora_share",
+        "_hora_norms",
         "param_groups",
         "state",
         "_optimizer_step_pre_hooks",

@@ -47,11 +47,13 @@ class Pieces:
     Args:
         flat: the buffer.
         scalars: entries of the state that are one number for a tensor.
+        single: whether a piece is of one parameter only, for an optimizer that asks for norms of those.
     """
 
-    def __init__(self, flat: Flat, scalars: set[str]) -> None:
+    def __init__(self, flat: Flat, scalars: set[str], *, single: bool = False) -> None:
         self._flat = flat
         self._scalars = scalars
+        self._single = single
         self._own = [member for member in flat.members if _is_here(member, flat)]
         self._all: list[Piece] = []
 
@@ -106,7 +108,9 @@ class Pieces:
     def _cut(self, members: Sequence[Member], kinds: Sequence[Hashable]) -> list[Piece]:
         pieces = []
         pairs = zip(members, kinds, strict=True)
-        for _, run in itertools.groupby(pairs, key=lambda pair: (pair[0].group, pair[1])):
+        for _, run in itertools.groupby(
+            pairs, key=lambda pair: (pair[0].group, pair[1], pair[0].number if self._single else None)
+        ):
             together = [member for member, _ in run]
             start = together[0].within(self._flat.first, self._flat.last)[0]
             stop = together[-1].within(self._flat.first, self._flat.last)[1]

@@ -18,6 +18,7 @@ from hora.adapter.guard import collective
 from hora.core.errors import GradientError
 from hora.torch._context import Context
 from hora.torch._groups import Groups
+from hora.torch._layerwise import Columns, Layerwise, Norms, sums_of_squares
 from hora.torch.shard._across import Across
 from hora.torch.shard._bucket import ShardBucket
 from hora.torch.shard._flat import Flat, Member, spread
@@ -74,6 +75,7 @@ class Shards:
         self._buckets: list[ShardBucket] = []
         self._pieces: list[Pieces] = []
         self._inner: Any = None
+        self._layerwise = issubclass(plain, Layerwise)
         self._lay_out(optimizer, named, groups)
         self.reducer = ShardReducer(context, self._buckets, rule=rule, number=number)
 
@@ -87,6 +89,8 @@ class Shards:
     def begin(self, optimizer: Optimizer) -> Optimizer:
         """The stand-in that makes the step that the optimizer was asked for."""
         self._inner = stand_in(optimizer, self._plain, self._by_group(optimizer), optimizer.state)
+        if self._layerwise:
+            self._inner._hora_norms = self._norms
         return self._inner  # type: ignore[no-any-return]
 
     def settle(self) -> None:
@@ -125,6 +129,23 @@ class Shards:
             for piece in pieces:
                 groups[piece.group].append(piece.parameter)
         return groups
+
+    def _norms(self, parameters: Sequence[torch.Tensor], columns: Columns) -> Norms:
+        """Norms of whole parameters, of which the stand-in has pieces; one message for all."""
+        places: dict[int, int] = {}
+        first = 0
+        for bucket, pieces in zip(self._buckets, self._pieces, strict=True):
+            places.update((id(piece.parameter), first + piece.members[0].number) for piece in pieces)
+            first += len(bucket.flat.members)
+        own = [places[id(parameter)] for parameter in parameters]
+        wire = torch.zeros(len(columns), first, dtype=torch.float64, device=self._context.control)
+        for row, squares in zip(wire, sums_of_squares(columns), strict=True):
+            row[own] = squares.to(wire.device)
+        self._across.add_up(wire, "norms of parameters")
+        return [
+            row[own].to(column[0].device) if own else row[own]
+            for row, column in zip(wire.sqrt_(), columns, strict=True)
+        ]
 
     def _gather(self) -> None:
         """Fill the flat buffers, and so the parameters, with what each rank has made of its share."""
@@ -198,7 +219,7 @@ class Shards:
         together = groups.numbers(list(named))
         for members in spread(named, numbers, bucket_mb=self._bucket_mb, together=together):
             flat = Flat(members, rank=rank, size=self._rule.size)
-            pieces = Pieces(flat, self._scalars)
+            pieces = Pieces(flat, self._scalars, single=self._layerwise)
             made = pieces.rebuild(optimizer.state)
             for member in flat.members:
                 state.pop(member.parameter, None)

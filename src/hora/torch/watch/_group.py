@@ -48,6 +48,7 @@ class Group:
         averaged: whether the form for Horovod scripts averages its gradients.
         changes: whether each rank steps by its own gradients, with a state of its own, and the changes are
             combined afterwards: Adasum.
+        apart: whether each rank steps by its own gradients for now, and has parameters of its own.
         frame: of the outermost ``step()`` under way; a class may call the step of its base.
         closure: whether that has a closure, which computes the gradients.
         local: sums (on a GPU: maxima) of this rank's own gradients since the last step.
@@ -88,6 +89,7 @@ class Group:
         self.closure = False
         self.averaged = False
         self.changes = False
+        self.apart = False
         self.local: list[Any] = []
         self.bad: dict[int, dict[str, Any]] = {}
         self.pending: dict[int, tuple[list[str], torch.Tensor, Pass]] = {}

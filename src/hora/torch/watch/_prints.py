@@ -57,7 +57,7 @@ class Prints:
     def after_step(self, group: Group) -> None:
         """After each step of an optimizer."""
         group.note_rates()
-        if group.is_due() and not group.changes:
+        if group.is_due() and not (group.changes or group.apart):
             self._print(group)
         if group.steps < EARLY:
             self._learn_writes(group)

@@ -114,6 +114,13 @@ class Watch(watch.Watch):
         self._register(optimizer, group)
 
     @unharmed
+    def step_apart(self, optimizer: Optimizer) -> None:
+        """Replicas of a distributed optimizer part on purpose."""
+        group = self.groups.get(optimizer)
+        if group is not None:
+            group.apart = True
+
+    @unharmed
     def module(self, module: torch.nn.Module) -> None:
         """A module that is trained, or part of one that is."""
         self.modules.add(module)
@@ -184,7 +191,7 @@ class Watch(watch.Watch):
         if not group.planned and group.is_learning:
             group.planned = True
             self.plan.before_first_step(group, broadcast=self.prints.is_broadcast(group))
-        if not group.distributed and not group.closure:
+        if (group.apart or not group.distributed) and not group.closure:
             gradients.note_plain(group, self.losses)
 
     @unharmed
