@@ -20,6 +20,7 @@ VERBS = {
     "verify": "say whether a script trains the same with N workers as with one, or why not",
     "chaos": "disturb a job, and say whether its result is that of the undisturbed one",
     "train": "train a workload to its target",
+    "study": "train a workload many times, with one thing changed, and compare",
     "workloads": "list the workloads, their data and their targets",
     "report": "write a run's report.html again",
     "trace": "say where a run's time went, and write its timeline for Perfetto",

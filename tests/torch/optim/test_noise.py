@@ -94,3 +94,24 @@ def test_what_it_cannot_measure_is_refused() -> None:
     average = hora.DistributedOptimizer(torch.optim.SGD(other.parameters(), lr=0.1), other)
     with pytest.raises(UsageError, match="global_batch"):
         GradientNoise(average, global_batch=0)
+
+
+@ranks(1, 2)
+def test_micro_batches_of_a_loader_are_passes() -> None:
+    """A loader's share is averaged already."""
+    model = nn.Linear(3, 1, bias=False).double()
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), model)
+    hora.broadcast_parameters(model, root_rank=0)
+    start = model.weight.detach().numpy()[0].copy()
+    noise = GradientNoise(optimizer, global_batch=12)
+    loader = hora.data_loader(
+        (torch.tensor(X), torch.tensor(Y)), global_batch=12, micro_batch=2, shuffle=False
+    )
+    for share in loader:
+        optimizer.zero_grad()
+        for x, y in share:
+            ((model(x).squeeze(1) - y) ** 2).mean().backward()
+        noise.update()
+    squared, spread = of_pairs([gradient(slice(i, i + 2), start) for i in range(0, 12, 2)])
+    assert noise.measured == 1
+    assert noise.scale == pytest.approx(spread * 2 / squared if squared > 0 else math.inf, rel=1e-9)

@@ -20,8 +20,8 @@ __all__ = ["PostLocalSGD"]
 class PostLocalSGD:
     """Lets a distributed optimizer average parameters each few steps, instead of gradients in each.
 
-    T. Lin, S. U. Stich, K. K. Patel, M. Jaggi, "Don't Use Large Mini-Batches, Use Local SGD",
-    arXiv:1808.07217, section 3. With N workers, of which worker n has parameters w_n and gradients g_n::
+    T. Lin, S. U. Stich, K. K. Patel, M. Jaggi, arXiv:1808.07217 (local SGD in the place of large batches),
+    section 3. With N workers, of which worker n has parameters w_n and gradients g_n::
 
         w   <- step(w, mean of all g_n)        step t < start: as ever
         w_n <- step(w_n, g_n)                  t >= start

@@ -81,6 +81,7 @@ class GradientNoise:
         self._global_batch, self._every, self._decay = global_batch, every, decay
         self._attachment = attachment
         self._updates = 0
+        self._in_share = False  # the passes are those of a loader's micro-batches
         self._squared, self._spread = 0.0, 0.0
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._own: list[list[Tensor]] = [[] for _ in self._parameters]  # a norm for each backward pass
@@ -138,6 +139,7 @@ class GradientNoise:
     def _hook(self, norms: list[Tensor]) -> Any:
         def hook(gradient: Tensor) -> None:
             if self._is_due:
+                self._in_share = self._attachment.context.turn.count > 1
                 norms.append(torch.linalg.vector_norm(gradient.detach(), dtype=_wide(gradient)))
 
         return hook
@@ -149,8 +151,8 @@ class GradientNoise:
             own = allreduce(own, name="gradient noise", process_set=rule.process_set)
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         whole = _sum_of_squares([torch.linalg.vector_norm(gradient) for gradient in gradients])
-        if rule.passes == 1:
-            whole = whole / passes**2  # several passes were added up
+        if rule.passes == 1 and not self._in_share:
+            whole = whole / passes**2  # several passes were added up; those of a loader's share are a mean
         small = self._global_batch / (passes * ranks)
         squared, spread = noise_of(float(own), float(whole), small=small, large=self._global_batch)
         self.measured += 1
