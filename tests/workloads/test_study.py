@@ -38,6 +38,15 @@ def test_the_grid_is_all_of_a_seed_before_the_next() -> None:
     assert Plan.from_json(QUICK.as_json()) == QUICK
 
 
+def test_what_trains_the_same_is_trained_once() -> None:
+    fixed, linear, warm = (Cell(method=method, batch=128, seed=1) for method in ("fixed", "linear", "warmup"))
+    assert PLAN.equal(linear, [fixed]) == fixed
+    assert PLAN.equal(warm, [fixed]) is None
+    assert PLAN.equal(linear, [Cell(method="fixed", batch=128, seed=2)]) is None
+    larger = Cell(method="linear", batch=512, seed=1)
+    assert PLAN.equal(larger, [Cell(method="fixed", batch=512, seed=1)]) is None
+
+
 def test_rates_by_hand() -> None:
     """The quick profile has 0.1 for SGD and 5.0 for LARS at 128 samples; 512 are four times as many."""
     numbers = {

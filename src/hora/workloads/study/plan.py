@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,6 +139,18 @@ class Plan:
             own,
             lr=method.rate(own.lr, cell.batch / self.base_batch),
             warmup_epochs=self.warmup_epochs if method.warmup else 0.0,
+        )
+
+    def equal(self, cell: Cell, others: Sequence[Cell]) -> Cell | None:
+        """One of these whose training is the same: at the smallest global batch no rule changes a thing."""
+        return next(
+            (
+                other
+                for other in others
+                if (other.batch, other.seed) == (cell.batch, cell.seed)
+                and self.optimizer(other) == self.optimizer(cell)
+            ),
+            None,
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -38,11 +38,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     directory = StudyDirectory(parser.parse_args(argv).directory)
     hora.init()
     plan = directory.plan()
-    done = {result.cell for result in directory.results()}
-    left = [cell for cell in plan.cells() if cell not in done]
+    results = directory.results()
+    left = [cell for cell in plan.cells() if cell not in {result.cell for result in results}]
     data = images.load(_profile(plan, None).data)
     for number, cell in enumerate(left, start=len(plan.cells()) - len(left) + 1):
-        result = train(plan, cell, data, place=f"{number} of {len(plan.cells())}")
+        equal = plan.equal(cell, [result.cell for result in results])
+        if equal is None:
+            result = train(plan, cell, data, place=f"{number} of {len(plan.cells())}")
+        else:
+            known = next(result for result in results if result.cell == equal)
+            result = dataclasses.replace(known, cell=cell)
+        results.append(result)
         if hora.rank() == 0:
             directory.add(result)
 
