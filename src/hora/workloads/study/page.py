@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Sequence
 from html import escape
 
+from hora.core.plural import plural
 from hora.core.rundir import replace_text
 from hora.report import STYLE, Curve, line_chart
 from hora.workloads.study.directory import Result, StudyDirectory
@@ -51,8 +53,7 @@ def write_page(directory: StudyDirectory, plan: Plan) -> None:
         directory.table, "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{_about(plan)}\n"
     )
     if plot:
-        own = plot.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-        replace_text(directory.plot, own.replace(">", f"><style>{STYLE}</style>", 1))
+        replace_text(directory.plot, _alone(plot, plan))
     cells = len([cell for cell in plan.cells() if cell in {result.cell for result in results}])
     about = f"{escape(_about(plan))} {cells} of {len(plan.cells())} trainings are done."
     figures = f"<figure><figcaption>{_legend(plan)}</figcaption>{plot}</figure>{_losses(plan, results)}"
@@ -153,7 +154,8 @@ def _about(plan: Plan) -> str:
     seeds = ", ".join(map(str, plan.seeds))
     return (
         f"ResNet, profile {plan.profile}, {plan.epochs} epochs of the same images for each global batch, "
-        f"micro-batches of {plan.micro_batch}, warm-up of {plan.warmup_epochs:g} epochs; seeds {seeds}."
+        f"micro-batches of {plan.micro_batch}, {plan.warmup_epochs:g} of the epochs warm-up; "
+        f"{plural(len(plan.seeds), 'seed')} {seeds}."
     )
 
 
@@ -165,10 +167,29 @@ def _legend(plan: Plan) -> str:
     return f"<ul class='legend'>{marks}</ul>"
 
 
+def _alone(plot: str, plan: Plan) -> str:
+    """The plot as a file of its own, with its style and legend in it."""
+    width, height = map(int, re.findall(r'viewBox="0 0 (\d+) (\d+)"', plot)[0])
+    parts = [f"<style>{STYLE}</style>"]
+    for number, name in enumerate(plan.methods):
+        y = height + 18 * (number + 1)
+        parts.append(f'<path class="curve {STYLES[name]}" d="M54 {y}h24"/>')
+        parts.append(f'<text class="tick" x="86" y="{y + 4}">{escape(METHODS[name].title)}</text>')
+    whole = height + 18 * len(plan.methods) + 14
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {whole}"'
+    opening, rest = plot.split(">", 1)
+    return re.sub(r'<svg viewBox="[^"]*"', head, opening) + ">" + "".join(parts) + rest
+
+
 def _html(table: Sequence[Sequence[str]]) -> str:
+    """Its first column holds words, or numbers like the others."""
+    left = not table[-1][0].replace(",", "").isdigit()
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        marks = ["" if left and not place else " class=number" for place in range(len(cells))]
+        pairs = zip(cells, marks, strict=True)
+        return f"<tr>{''.join(f'<{tag}{mark}>{escape(cell)}</{tag}>' for cell, mark in pairs)}</tr>"
+
     head, *body = table
-    lines = [f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in head)}</tr>"]
-    lines += [
-        f"<tr>{''.join(f'<td class=number>{escape(cell)}</td>' for cell in line)}</tr>" for line in body
-    ]
+    lines = [line(head, "th"), *(line(cells, "td") for cells in body)]
     return f"<div class='scroll'><table>{''.join(lines)}</table></div>"
