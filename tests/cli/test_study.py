@@ -45,7 +45,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
 
 
 def test_a_study_goes_on_with_the_cells_that_are_left(empty: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    small = ["--width", "4", "--epochs", "1", "--warmup-epochs", "0.5", "--run-dir", "mine"]
+    small = ["--width", "2", "--epochs", "1", "--warmup-epochs", "0.5", "--run-dir", "mine"]
     assert main([*WORDS, *small, "--batches", "2500", "--methods", "linear"]) == 0
     directory = StudyDirectory(empty / "mine")
     (first,) = directory.results()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch.distributed.tensor
 from tests.parallel.shard_net import Make, loss_of, net, same, same_state
 from tests.parallel.test_shard_all import Layers
 from tests.parallel.test_shard_all import loss_of as loss_of_layers
-from tests.ranks import ranks
+from tests.ranks import ranks, run_ranks
 from torch import nn
 
 import hora.torch as hora
@@ -98,3 +99,29 @@ def _train(model: Any, optimizer: Any, steps: range, *, union: bool) -> None:
         optimizer.zero_grad()
         loss_of(model, step, union=union, sometimes=step != 1).backward()
         optimizer.step()
+
+
+def test_checkpoints_go_between_numbers_of_ranks(tmp_path: Path) -> None:
+    """The network has a parameter without elements too, which every rank has and which lies nowhere."""
+    made: dict[str, Make] = MAKE | {"AdamW": lambda m: torch.optim.AdamW(m.parameters(), 0.01)}
+    for name in ("NovoGrad", "LAMB", "AdamW"):
+        whole = run_ranks(1, _trained, made[name], "plain", range(5))[0]
+        saved = tmp_path / name
+        run_ranks(3, _trained, made[name], "optimizer", range(3), saved)
+        for size, shard in ((2, "optimizer"), (1, None)):
+            for found in run_ranks(size, _trained, made[name], shard, range(3, 5), saved):
+                torch.testing.assert_close(found, whole, rtol=1e-12, atol=1e-12)
+
+
+def _trained(make: Make, shard: Any, steps: range, place: Path | None = None) -> list[torch.Tensor]:
+    model = net()
+    optimizer: Any = make(model)
+    if shard != "plain":
+        optimizer = hora.DistributedOptimizer(optimizer, model, shard=shard)
+    state = {"model": model, "optimizer": optimizer}
+    if steps[0]:
+        assert hora.restore(state, directory=place) == steps[0]
+    _train(model, optimizer, steps, union=shard == "plain")
+    if place is not None and not steps[0]:
+        hora.save(state, steps[-1] + 1, directory=place).wait()
+    return [parameter.detach() for parameter in model.parameters()]

@@ -194,7 +194,8 @@ def _parts(
                         continue
                     full = f"{path}/{entry}"
                     row = value.detach()[start - piece.start : stop - piece.start]
-                    tensors[full] = Part(row, start - member.start, member.stop - member.start)
+                    total = member.stop - member.start  # 0: it lies nowhere, and every rank has it
+                    tensors[full] = Part(row, start - member.start if total else 0, total)
                     told[entry] = {
                         "tensor": full,
                         "own": False,
