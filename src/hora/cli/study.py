@@ -23,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     study.add_argument("--profile", choices=["quick", "full"], help="data, model and rates (default: quick)")
     study.add_argument("--data", type=Path, metavar="PATH", help="directory of the images")
     study.add_argument("--epochs", type=int, metavar="N", help="of each training (default: 10)")
-    study.add_argument("--batches", metavar="N,N", help="global batches (default: 128,512,2048)")
+    study.add_argument("--batches", metavar="N,N", help="global batches (default: 128,512,1024,2048)")
     study.add_argument("--methods", metavar="M,M", help="of fixed, linear, warmup, lars (default: all)")
     study.add_argument("--seeds", metavar="N,N", help="a training of each cell from each (default: 1)")
     study.add_argument("--width", type=int, metavar="N", help="channels of the model's first stage")

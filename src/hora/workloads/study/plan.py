@@ -75,7 +75,7 @@ class Plan:
     profile: str = "quick"
     data: str | None = None
     epochs: int = 10
-    batches: tuple[int, ...] = (128, 512, 2048)
+    batches: tuple[int, ...] = (128, 512, 1024, 2048)
     methods: tuple[str, ...] = tuple(METHODS)
     seeds: tuple[int, ...] = (1,)
     width: int | None = None
