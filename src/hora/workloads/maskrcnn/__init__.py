@@ -1,0 +1,1 @@
+"""Mask R-CNN finds objects in two stages, with their outlines."""

@@ -1,0 +1,76 @@
+"""Mask R-CNN's model, optimizer and numerics on a worker: what one step and one detection do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+import hora.torch as hora
+from hora.workloads.maskrcnn.augment import Prepare
+from hora.workloads.maskrcnn.config import MaskRCNNProfile
+from hora.workloads.maskrcnn.model import MaskRCNN, Objects
+from hora.workloads.scenes.batches import Batch, normalize
+from hora.workloads.scenes.learner import Detected, Transform, make_optimizer, set_rate
+from hora.workloads.scenes.regions import paste
+
+__all__ = ["MaskRCNNLearner"]
+
+
+class MaskRCNNLearner:
+    """Mask R-CNN on this worker's device. Fulfils :class:`hora.workloads.scenes.learner.Learner`.
+
+    Args:
+        profile: what to train; its seed gives the weights.
+        dtype: of the weights and of all computing.
+    """
+
+    def __init__(self, profile: MaskRCNNProfile, *, dtype: torch.dtype = torch.float32) -> None:
+        self.profile = profile
+        self.device = hora.device()
+        self.dtype = dtype
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(profile.seed)
+            model = MaskRCNN(profile.model)
+        self.model = model.to(device=self.device, dtype=dtype)
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.optimizer: torch.optim.Optimizer = hora.DistributedOptimizer(
+            make_optimizer(self.model, profile.schedule), self.model
+        )
+
+    def transforms(self) -> tuple[Transform, Transform]:
+        return Prepare(self.profile, training=True), Prepare(self.profile, training=False)
+
+    def step(self, batch: Batch, *, lr: float, epoch: int) -> Mapping[str, Tensor]:
+        set_rate(self.optimizer, lr)
+        self.optimizer.zero_grad()
+        objects = Objects(
+            boxes=batch.per_picture(batch.boxes.to(self.dtype)),
+            labels=batch.per_picture(batch.labels),
+            masks=batch.per_picture(batch.masks),
+        )
+        pictures = normalize(batch.pixels, self.dtype)
+        losses = self.model(
+            pictures, batch.sizes, objects, batch.numbers, seed=self.profile.seed, epoch=epoch
+        )
+        total = torch.stack(list(losses.values())).sum()
+        total.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return {"loss": total.detach()} | {f"{name} loss": value.detach() for name, value in losses.items()}
+
+    def detect(self, batch: Batch) -> Sequence[Detected]:
+        self.model.eval()
+        found = self.model.detect(normalize(batch.pixels, self.dtype), batch.sizes)
+        self.model.train()
+        height, width = batch.pixels.shape[1:3]
+        return [
+            Detected(
+                number=number,
+                boxes=each.boxes,
+                labels=each.labels,
+                scores=each.scores,
+                masks=paste(each.masks, each.boxes, height=height, width=width) > 0.5,
+            )
+            for number, each in zip(batch.numbers.tolist(), found, strict=True)
+        ]

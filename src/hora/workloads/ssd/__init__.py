@@ -1,0 +1,1 @@
+"""SSD finds objects in one pass: the boxes of single-shot detection."""

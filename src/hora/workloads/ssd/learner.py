@@ -1,0 +1,77 @@
+"""SSD's model, optimizer and numerics on a worker: what one step and one detection do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+import hora.torch as hora
+from hora.workloads.scenes.batches import Batch, normalize
+from hora.workloads.scenes.learner import Detected, Transform, make_optimizer, set_rate
+from hora.workloads.ssd import augment
+from hora.workloads.ssd.anchors import default_boxes, match
+from hora.workloads.ssd.config import SSDProfile
+from hora.workloads.ssd.loss import detections, loss
+from hora.workloads.ssd.model import SSD
+
+__all__ = ["SSDLearner"]
+
+
+class SSDLearner:
+    """SSD on this worker's device. Fulfils :class:`hora.workloads.scenes.learner.Learner`.
+
+    Args:
+        profile: what to train; its seed gives the weights.
+        dtype: of the weights and of all computing.
+    """
+
+    def __init__(self, profile: SSDProfile, *, dtype: torch.dtype = torch.float32) -> None:
+        self.profile = profile
+        self.device = hora.device()
+        self.dtype = dtype
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(profile.seed)
+            model = SSD(profile.model)
+        self.model = model.to(device=self.device, dtype=dtype)
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.anchors = default_boxes(profile.model).to(device=self.device, dtype=dtype)
+        self.optimizer: torch.optim.Optimizer = hora.DistributedOptimizer(
+            make_optimizer(self.model, profile.schedule), self.model
+        )
+
+    def transforms(self) -> tuple[Transform, Transform]:
+        return augment.training(self.profile), augment.evaluation(self.profile)
+
+    def step(self, batch: Batch, *, lr: float, epoch: int) -> Mapping[str, Tensor]:
+        set_rate(self.optimizer, lr)
+        self.optimizer.zero_grad()
+        boxes = batch.per_picture(batch.boxes.to(self.dtype) / self.profile.model.side)
+        wanted, classes = match(boxes, batch.per_picture(batch.labels), self.anchors)
+        places, logits = self.model(normalize(batch.pixels, self.dtype))
+        total = loss(
+            places,
+            logits,
+            wanted,
+            classes,
+            anchors=self.anchors,
+            negatives=self.profile.negatives,
+        )
+        total.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return {"loss": total.detach()}
+
+    def detect(self, batch: Batch) -> Sequence[Detected]:
+        profile = self.profile
+        self.model.eval()
+        with torch.no_grad():
+            places, logits = self.model(normalize(batch.pixels, self.dtype))
+        self.model.train()
+        found = detections(
+            places, logits, anchors=self.anchors, suppression=profile.suppression, most=profile.detections
+        )
+        return [
+            Detected(number=number, boxes=boxes * profile.model.side, labels=labels, scores=scores)
+            for number, (boxes, labels, scores) in zip(batch.numbers.tolist(), found, strict=True)
+        ]
