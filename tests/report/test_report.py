@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import os
@@ -222,6 +223,25 @@ def test_hostile_predictions(tmp_path: Path) -> None:
     assert page.count("img") == 3
     assert page.count("script") == 0
     assert "left out 4 images, not PNG" in page.text
+
+
+def test_drawn_detections_are_shown_and_others_left_out(tmp_path: Path) -> None:
+    run = samples.finished(tmp_path / "run")
+    png = samples.predictions(1)["images"][0]["png"]
+    large = base64.b64encode(base64.b64decode(png) + bytes(200_000)).decode()
+    pictures = [
+        {"png": png, "text": HOSTILE},
+        {"png": "PHN2Zz4=", "text": "no PNG"},
+        {"png": large, "text": "too large"},
+        7,
+    ]
+    (run.path / "detections.json").write_text(json.dumps({"pictures": pictures}))
+    (run.path / "predictions.json").unlink()
+    page = page_of(run)
+    assert page.count("img") == 1
+    assert page.count("script") == 0
+    assert "left out 3 pictures, not PNG" in page.text
+    assert "Detections on test pictures" in page.text
 
 
 def test_nothing_in_the_page_asks_for_anything(tmp_path: Path) -> None:

@@ -5,22 +5,32 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from tests.ranks import run_ranks
 
+import hora.torch as hora
 from hora.core.errors import DataError, MissingExtraError
+from hora.workloads.maskrcnn import config as maskrcnn
+from hora.workloads.maskrcnn.augment import Prepare
 from hora.workloads.scenes import compose, data, photos, truth
-from hora.workloads.scenes.batches import collate
+from hora.workloads.scenes.batches import Batch, Prepared, collate
 from hora.workloads.scenes.coco import CocoPictures
 from hora.workloads.scenes.compose import SceneConfig, Scenes, boxes_of
-from hora.workloads.scenes.config import DataConfig
+from hora.workloads.scenes.config import DataConfig, Profile
 from hora.workloads.scenes.draw import draw
-from hora.workloads.scenes.sample import Sample
+from hora.workloads.scenes.evaluate import evaluate
+from hora.workloads.scenes.learner import Detected
+from hora.workloads.scenes.sample import Pictures, Sample
 from hora.workloads.scenes.truth import average_precision
+from hora.workloads.ssd import augment
+from hora.workloads.ssd import config as ssd
 
 CONFIG = SceneConfig(train=60, test=40)
 
@@ -224,6 +234,63 @@ def test_a_folder_in_the_form_of_coco(tmp_path: Path) -> None:
     assert average_precision(wanted, found, "bbox") == pytest.approx(1.0)
 
 
+class Oracle:
+    """Knows the truth of each picture, and tells it as a detector would: in pixels of what it was given."""
+
+    def __init__(self, pictures: Pictures, transform: Callable[[Sample], Sample], profile: Profile) -> None:
+        self.model = torch.nn.Identity()
+        self.profile = profile
+        self._pictures, self._transform = pictures, transform
+
+    def detect(self, batch: Batch) -> list[Detected]:
+        found = []
+        for number in batch.numbers.tolist():
+            sample = self._transform(self._pictures.sample(number, masks=True))
+            masks = None
+            if sample.masks is not None:
+                masks = torch.zeros(len(sample.labels), *batch.pixels.shape[1:3], dtype=torch.bool)
+                masks[:, : sample.pixels.shape[0], : sample.pixels.shape[1]] = torch.from_numpy(sample.masks)
+            found.append(
+                Detected(
+                    number=number,
+                    boxes=torch.from_numpy(sample.boxes),
+                    labels=torch.from_numpy(sample.labels),
+                    scores=torch.ones(len(sample.labels)),
+                    masks=masks,
+                )
+            )
+        return found
+
+
+def precision_of_the_truth(root: Path) -> list[dict[str, float]]:
+    _, test = data.load(DataConfig(kind="coco", path=root))
+    precisions = []
+    for profile, transform in (
+        (ssd.PROFILES["reference"], augment.evaluation(ssd.PROFILES["reference"])),
+        (maskrcnn.PROFILES["reference"], Prepare(maskrcnn.PROFILES["reference"], training=False)),
+    ):
+        loader = hora.data_loader(
+            Prepared(test, transform, masks=False),
+            global_batch=2,
+            shuffle=False,
+            tail="uneven",
+            collate_fn=collate,
+            num_workers=1,
+        )
+        oracle: Any = Oracle(test, transform, profile)
+        precisions.append(evaluate(oracle, test, loader))
+    return precisions
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_truth_of_coco_goes_through_both_references_and_comes_back(tmp_path: Path, size: int) -> None:
+    """SSD's squares of 300 pixels, Mask R-CNN's 800 to 1333 with padding; empty shares; loader processes."""
+    write_coco(tmp_path)
+    for by_ssd, by_maskrcnn in run_ranks(size, precision_of_the_truth, tmp_path):
+        assert by_ssd == {"bbox": pytest.approx(1.0)}
+        assert by_maskrcnn == {"bbox": pytest.approx(1.0), "segm": pytest.approx(1.0)}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -276,7 +343,8 @@ def test_detections_are_drawn(splits: tuple[Scenes, Scenes]) -> None:
     picture = draw(
         sample.pixels,
         boxes=sample.boxes,
-        names=[splits[1].classes[label] for label in sample.labels],
+        labels=sample.labels.tolist(),
+        classes=splits[1].classes,
         scores=np.linspace(0.9, 0.5, len(sample.boxes)),
         masks=sample.masks,
         scale=3,

@@ -10,7 +10,10 @@ test images::
     {"classes": ["T-shirt", "trouser", ...],
      "images": [{"png": "<base64 of a PNG file>", "label": 3, "predicted": 5, "confidence": 0.93}, ...]}
 
-``label`` and ``predicted`` are indices into ``classes``; ``confidence`` is 0 to 1.
+``label`` and ``predicted`` are indices into ``classes``; ``confidence`` is 0 to 1. A workload that
+finds objects leaves ``detections.json``, pictures on which they are drawn::
+
+    {"pictures": [{"png": "<base64 of a PNG file>", "text": "3 objects, 3 found"}, ...]}
 """
 
 from __future__ import annotations

@@ -109,6 +109,7 @@ def render(data: RunData, *, most_timeline_mb: float = MOST_TIMELINE_MB) -> str:
         worlds_text=worlds.sentence(rows),
         epochs=_epoch_rows(data.evals),
         images=data.images,
+        drawings=data.drawings,
         right=sum(image.right for image in data.images),
         tables=_tables(data),
         files=[(name, meaning, story.size_text(size)) for name, meaning, size in data.files],

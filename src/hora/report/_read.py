@@ -22,6 +22,8 @@ from hora.core.rundir import RunDirectory
 __all__ = ["Failure", "Image", "Record", "RunData", "mapping", "read", "real"]
 
 MOST_IMAGES = 60
+MOST_DRAWINGS, MOST_DRAWING_BYTES = 8, 160_000
+"""Drawn detections, and of one PNG of them."""
 MOST_IMAGE_BYTES = 16_384
 """Of one PNG. With 60 of them a page stays below 2 MB."""
 RANK_SAMPLES = 2000
@@ -91,6 +93,7 @@ class RunData:
     evals: list[Record] = field(default_factory=list)
     rank_rates: list[list[float]] = field(default_factory=list)
     images: list[Image] = field(default_factory=list)
+    drawings: list[tuple[str, str]] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     files: list[tuple[str, str, int]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -112,6 +115,7 @@ def read(run: RunDirectory) -> RunData:
         data.problems.append("run.json is nested too deeply.")
     _read_metrics(run.metrics, data)
     _read_images(run.path / "predictions.json", data)
+    _read_drawings(run.path / "detections.json", data)
     _read_failures(run.path / "failures", data)
     _list_files(run, data)
     return data
@@ -231,16 +235,35 @@ def _read_images(path: Path, data: RunData) -> None:
         data.problems.append(f"predictions.json: left out {left_out:,} {images}, not PNG or too large.")
 
 
-def _image(item: dict[str, Any], names: list[str]) -> Image | None:
+def _read_drawings(path: Path, data: RunData) -> None:
+    pictures = (_read_file(path, data) or {}).get("pictures")
+    items = [mapping(item) for item in pictures] if isinstance(pictures, list) else []
+    found = [(_source(item, MOST_DRAWING_BYTES), str(item.get("text", ""))) for item in items]
+    data.drawings = [(source, text) for source, text in found if source is not None][:MOST_DRAWINGS]
+    left_out = sum(source is None for source, _ in found)
+    if left_out:
+        drawings = plural(left_out, "picture")
+        data.problems.append(f"detections.json: left out {left_out:,} {drawings}, not PNG or too large.")
+
+
+def _source(item: dict[str, Any], most: int) -> str | None:
+    """An item's PNG file as the source of an image; None if it is none, or is too large."""
     try:
         content = base64.b64decode(str(item.get("png", "")), validate=True)
     except (binascii.Error, ValueError):
         return None
-    if not content.startswith(_PNG) or len(content) > MOST_IMAGE_BYTES:
+    if not content.startswith(_PNG) or len(content) > most:
+        return None
+    return "data:image/png;base64," + base64.b64encode(content).decode()
+
+
+def _image(item: dict[str, Any], names: list[str]) -> Image | None:
+    source = _source(item, MOST_IMAGE_BYTES)
+    if source is None:
         return None
     label, predicted = item.get("label"), item.get("predicted")
     return Image(
-        source="data:image/png;base64," + base64.b64encode(content).decode(),
+        source=source,
         label=_class(label, names),
         predicted=_class(predicted, names),
         right=label == predicted,
@@ -283,6 +306,7 @@ def _list_files(run: RunDirectory, data: RunData) -> None:
         (run.run_json, "configuration, versions, world and summary"),
         (run.metrics, "loss, accuracy and throughput, one JSON object per line"),
         (run.path / "predictions.json", "the sample predictions shown above"),
+        (run.path / "detections.json", "the drawn detections shown above"),
         (run.timeline, "what each rank did when"),
         (run.path / "timeline.svg", "where each rank's time went"),
         (run.path / "verdicts.jsonl", "what the guard found"),

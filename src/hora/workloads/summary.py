@@ -43,6 +43,8 @@ def missed(summary: Mapping[str, Any]) -> str | None:
     if summary.get("reached", True):
         return None
     epochs = summary["epochs"]
+    if summary.get("missed"):  # several targets, each with its sentence
+        return f"target not reached: {summary['missed']} after {epochs} {plural(epochs, 'epoch')}"
     return (
         f"target not reached: accuracy {summary['accuracy']:.4f} is below {summary['target']} "
         f"after {epochs} {plural(epochs, 'epoch')}"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import hora.torch as hora
 from hora.workloads.maskrcnn.config import PROFILES, MaskRCNNProfile
 from hora.workloads.maskrcnn.learner import MaskRCNNLearner
-from hora.workloads.scenes import data, options
+from hora.workloads.scenes import data, options, record
 from hora.workloads.scenes.loop import Outcome, train
 
 __all__ = ["main", "run"]
@@ -37,7 +37,11 @@ def run(profile: MaskRCNNProfile) -> Outcome:
     """Train as the profile says; between ``init`` and ``shutdown``."""
     learner = MaskRCNNLearner(profile)
     hora.broadcast_parameters(learner.model, root_rank=0)
-    return train(learner, *data.load(profile.data))
+    record.begin(learner)
+    pictures, test = data.load(profile.data)
+    outcome = train(learner, pictures, test)
+    record.finish(learner, test, outcome, workload="maskrcnn")
+    return outcome
 
 
 if __name__ == "__main__":

@@ -34,6 +34,14 @@ class Outcome:
     steps: int
     seconds: float
 
+    def missed(self, targets: Mapping[str, float]) -> list[str]:
+        """A sentence for each target that the last evaluation did not reach."""
+        return [
+            f"{kind} {self.precision.get(kind, 0.0):.4f} is below {least}"
+            for kind, least in targets.items()
+            if self.precision.get(kind, 0.0) < least
+        ]
+
 
 def train(learner: Learner, train_pictures: Pictures, test_pictures: Pictures) -> Outcome:
     """Train and evaluate after each epoch. Every rank calls it, between ``init`` and ``shutdown``.

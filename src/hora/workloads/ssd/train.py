@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Sequence
 
 import hora.torch as hora
-from hora.workloads.scenes import data, options
+from hora.workloads.scenes import data, options, record
 from hora.workloads.scenes.loop import Outcome, train
 from hora.workloads.ssd.config import PROFILES, SSDProfile
 from hora.workloads.ssd.learner import SSDLearner
@@ -37,7 +37,11 @@ def run(profile: SSDProfile) -> Outcome:
     """Train as the profile says; between ``init`` and ``shutdown``."""
     learner = SSDLearner(profile)
     hora.broadcast_parameters(learner.model, root_rank=0)
-    return train(learner, *data.load(profile.data))
+    record.begin(learner)
+    pictures, test = data.load(profile.data)
+    outcome = train(learner, pictures, test)
+    record.finish(learner, test, outcome, workload="ssd")
+    return outcome
 
 
 if __name__ == "__main__":
