@@ -6,6 +6,7 @@ change them, and say why in the commit.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import math
@@ -18,11 +19,13 @@ import torch
 from tests.ranks import run_ranks
 
 import hora.torch as hora
+from hora.core.errors import TrainingError
 from hora.workloads.scenes.batches import Batch, Prepared, collate, normalize
 from hora.workloads.scenes.compose import SceneConfig, load
 from hora.workloads.scenes.config import DataConfig, Schedule
 from hora.workloads.scenes.evaluate import evaluate
-from hora.workloads.scenes.loop import loaders
+from hora.workloads.scenes.loop import Outcome, check_finite, loaders, train
+from hora.workloads.scenes.record import drawings
 from hora.workloads.scenes.sample import Sample
 from hora.workloads.ssd import augment
 from hora.workloads.ssd.anchors import WEIGHTS, default_boxes, match
@@ -221,13 +224,43 @@ def first_losses(profile: SSDProfile) -> tuple[list[float], dict[str, float]]:
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_golden_losses(size: int) -> None:
-    results = run_ranks(size, first_losses, PROFILE)
+    # Loader processes change nothing either.
+    profile = dataclasses.replace(PROFILE, data=dataclasses.replace(PROFILE.data, loaders=size - 1))
+    results = run_ranks(size, first_losses, profile)
     assert all(result == results[0] for result in results)
     losses, precision = results[0]
     expected = json.loads(GOLDEN.read_text())
     # Weights may start differently where torch draws them from other random numbers.
     assert losses == pytest.approx(expected["losses"], rel=1e-9)
     assert precision["bbox"] == pytest.approx(expected["bbox"], abs=1e-9)
+
+
+def train_twice(profile: SSDProfile) -> tuple[Outcome, Outcome, list[dict[str, Any]]]:
+    """Once to a target that anything reaches, once to one that nothing does."""
+    outcomes = []
+    for target in (0.0, 1.0):
+        aimed = dataclasses.replace(profile, targets={"bbox": target}, epochs=2)
+        learner = SSDLearner(aimed)
+        train_pictures, test = load(aimed.data.scenes)
+        outcomes.append(train(learner, train_pictures, test))
+    return outcomes[0], outcomes[1], drawings(learner, test)
+
+
+def test_a_training_ends_with_its_target_or_with_its_epochs() -> None:
+    results = run_ranks(2, train_twice, PROFILE)
+    for reached, missed, drawn in results:
+        assert (reached.reached, reached.epochs, reached.steps) == (True, 1, 2)
+        assert (missed.reached, missed.epochs, missed.steps) == (False, 2, 4)
+        assert missed.precision == results[0][1].precision
+        assert missed.missed({"bbox": 1.0}) == [f"bbox {missed.precision['bbox']:.4f} is below 1.0"]
+        assert reached.missed({"bbox": 0.0}) == []
+        assert len(drawn) == 7
+        assert all(base64.b64decode(each["png"]).startswith(b"\x89PNG") for each in drawn)
+
+
+def test_a_loss_that_is_not_finite_ends_the_training() -> None:
+    with pytest.raises(TrainingError, match="up to step 7 is nan, at learning rate 0.5"):
+        check_finite(math.nan, step=7, lr=0.5)
 
 
 def memorize(profile: SSDProfile) -> dict[str, float]:

@@ -46,7 +46,7 @@ class BoxHead(nn.Module):
         """Features of regions to logits [n, classes + 1] and differences [n, classes + 1, 4]."""
         hidden = self.hidden(regions.flatten(1))
         logits = self.logits(hidden)
-        return logits, self.differences(hidden).view(len(hidden), -1, 4)
+        return logits, self.differences(hidden).view(len(hidden), self.logits.out_features, 4)
 
 
 class MaskHead(nn.Module):

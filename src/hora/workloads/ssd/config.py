@@ -111,7 +111,7 @@ PROFILES: dict[str, SSDProfile] = {
             global_batch=32,
             data=DataConfig(kind="scenes"),
             model=SMALL,
-            schedule=Schedule(lr=0.05, weight_decay=5e-4, warmup_steps=100, decay_at=(8.0, 11.0)),
+            schedule=Schedule(lr=0.02, weight_decay=5e-4, warmup_steps=100, decay_at=(8.0, 11.0)),
             crop=0.5,
             detections=50,
         ),
