@@ -17,8 +17,9 @@ import torch
 from tests.ranks import run_ranks
 
 import hora.torch as hora
+from hora.core.errors import DataError
 from hora.workloads.maskrcnn.augment import Prepare, scale
-from hora.workloads.maskrcnn.backbone import FrozenBatchNorm
+from hora.workloads.maskrcnn.backbone import FrozenBatchNorm, make_backbone
 from hora.workloads.maskrcnn.config import PROFILES, R50_FPN, SMALL, MaskRCNNProfile, RPNConfig
 from hora.workloads.maskrcnn.heads import box_losses, mask_loss, pool
 from hora.workloads.maskrcnn.learner import MaskRCNNLearner
@@ -33,6 +34,8 @@ from hora.workloads.scenes.evaluate import evaluate
 from hora.workloads.scenes.learner import make_optimizer, set_rate
 from hora.workloads.scenes.loop import loaders
 from hora.workloads.scenes.sample import Sample
+from hora.workloads.scenes.weights import load_backbone
+from hora.workloads.ssd.model import resnet34
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "maskrcnn.json"
 STEPS = 4
@@ -76,6 +79,47 @@ def test_the_reference_has_44_million_parameters() -> None:
     learned = [name for name, value in model.named_parameters() if value.requires_grad]
     assert not any(name.startswith(("backbone.stem", "backbone.stages.0")) for name in learned)
     assert any(name.startswith("backbone.stages.1") for name in learned)
+
+
+def torchvision_names(model: torch.nn.Module, depths: tuple[int, ...], convs: int) -> dict[str, torch.Tensor]:
+    """A state dict as torchvision's ResNet has it, of this backbone's shapes but other values."""
+    names = ["conv1", "bn1"]
+    for stage, depth in enumerate(depths):
+        for block in range(depth):
+            parts = [f"{kind}{index + 1}" for index in range(convs) for kind in ("conv", "bn")]
+            # A block that changes the number of channels, or the size, has a projection.
+            projected = block == 0 and (stage > 0 or convs == 3)
+            parts += ["downsample.0", "downsample.1"] if projected else []
+            names += [f"layer{stage + 1}.{block}.{part}" for part in parts]
+    found: dict[str, torch.Tensor] = {}
+    shapes = [value.shape for name, value in model.state_dict().items() if "num_batches" not in name]
+    for index, name in enumerate(names):
+        kinds = ("weight", "bias", "running_mean", "running_var") if index % 2 else ("weight",)
+        for kind in kinds:
+            found[f"{name}.{kind}"] = torch.rand(shapes[len(found)])
+    assert len(found) == len(shapes)
+    return found | {"bn1.num_batches_tracked": torch.tensor(3), "fc.weight": torch.rand(1000, 4)}
+
+
+def test_backbones_start_from_the_weights_of_a_classifier(tmp_path: Path) -> None:
+    path = tmp_path / "resnet.pth"
+    for backbone, depths, convs in ((make_backbone(R50_FPN), (3, 4, 6, 3), 3), (resnet34(), (3, 4, 6), 2)):
+        saved = torchvision_names(backbone, depths, convs)
+        torch.save(saved, path)
+        load_backbone(backbone, path)
+        last = backbone.state_dict()["stages.2.5.norm3.running_var" if convs == 3 else "16.norm2.running_var"]
+        torch.testing.assert_close(last, saved[f"layer3.5.bn{convs}.running_var"])
+    torch.save(saved | {"layer1.0.conv1.weight": torch.zeros(2, 3)}, path)
+    with pytest.raises(DataError, match=r"layer1.0.conv1.weight has the shape \(2, 3\), but 4.conv1.weight"):
+        load_backbone(resnet34(), path)
+    torch.save({"conv1.weight": torch.zeros(1)}, path)
+    with pytest.raises(DataError, match="has 1 entries"):
+        load_backbone(resnet34(), path)
+    path.write_bytes(b"no weights")
+    with pytest.raises(DataError, match="is no file of weights"):
+        load_backbone(resnet34(), path)
+    with pytest.raises(DataError, match="cannot be read"):
+        load_backbone(resnet34(), tmp_path / "missing")
 
 
 def test_biases_learn_twice_as_fast_and_do_not_decay() -> None:

@@ -157,7 +157,7 @@ def test_pictures_of_several_sizes_are_padded_and_others_are_not() -> None:
             masks=np.ones((objects, height, width), dtype=np.uint8) if masks else None,
         )
 
-    batch = collate([sample(40, 70, masks=True, objects=2), sample(33, 64, masks=True)])
+    batch = collate([sample(40, 70, masks=True, objects=2), sample(33, 64, masks=True)], multiple=32)
     assert batch.pixels.shape == (2, 64, 96, 3)
     assert batch.sizes.tolist() == [[40, 70], [33, 64]]
     assert [len(part) for part in batch.per_picture(batch.boxes)] == [2, 1]

@@ -97,14 +97,14 @@ def make_backbone(config: ModelConfig) -> Stages:
 
 
 class _Bottleneck(nn.Module):
-    """As first published (arXiv:1512.03385): the stride sits on the first 1x1 convolution."""
+    """Of ResNet v1.5, whose stride sits on the 3x3 convolution: torchvision's weights are of this one."""
 
     def __init__(self, channels: int, inner: int, *, stride: int) -> None:
         super().__init__()
         outer = 4 * inner
-        self.conv1 = nn.Conv2d(channels, inner, 1, stride=stride, bias=False)
+        self.conv1 = nn.Conv2d(channels, inner, 1, bias=False)
         self.norm1 = FrozenBatchNorm(inner)
-        self.conv2 = nn.Conv2d(inner, inner, 3, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(inner, inner, 3, stride=stride, padding=1, bias=False)
         self.norm2 = FrozenBatchNorm(inner)
         self.conv3 = nn.Conv2d(inner, outer, 1, bias=False)
         self.norm3 = FrozenBatchNorm(outer)

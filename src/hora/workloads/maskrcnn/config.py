@@ -82,7 +82,7 @@ class ModelConfig:
 
     Attributes:
         classes: of objects; there is one output more, for nothing.
-        backbone: ``resnet50``: as of K. He et al., normalizations, stem and first stage frozen;
+        backbone: ``resnet50``: v1.5, its normalizations, stem and first stage frozen;
             ``small``: for pictures of 128 pixels.
         widths: channels of stem and stages of the small backbone.
         channels: of every level of the pyramid.

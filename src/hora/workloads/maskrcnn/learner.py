@@ -8,14 +8,19 @@ import torch
 from torch import Tensor
 
 import hora.torch as hora
+from hora.core.errors import DataError
 from hora.workloads.maskrcnn.augment import Prepare
 from hora.workloads.maskrcnn.config import MaskRCNNProfile
 from hora.workloads.maskrcnn.model import MaskRCNN, Objects
 from hora.workloads.scenes.batches import Batch, normalize
 from hora.workloads.scenes.learner import Detected, Transform, make_optimizer, set_rate
 from hora.workloads.scenes.regions import paste
+from hora.workloads.scenes.weights import load_backbone
 
 __all__ = ["MaskRCNNLearner"]
+
+MULTIPLE = 32
+"""Largest stride of the pyramid's stages: sides of padded pictures are multiples of it."""
 
 
 class MaskRCNNLearner:
@@ -24,7 +29,12 @@ class MaskRCNNLearner:
     Args:
         profile: what to train; its seed gives the weights.
         dtype: of the weights and of all computing.
+
+    Raises:
+        DataError: a file of weights that is missing or does not fit.
     """
+
+    multiple = MULTIPLE
 
     def __init__(self, profile: MaskRCNNProfile, *, dtype: torch.dtype = torch.float32) -> None:
         self.profile = profile
@@ -33,6 +43,13 @@ class MaskRCNNLearner:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(profile.seed)
             model = MaskRCNN(profile.model)
+        if profile.backbone is not None:
+            load_backbone(model.backbone, profile.backbone)
+        elif profile.model.backbone == "resnet50":
+            raise DataError(
+                "ResNet-50 starts from weights here: its normalizations and first stage do not learn.",
+                fix="Give a state dict of torchvision's ResNet-50 with --backbone PATH.",
+            )
         self.model = model.to(device=self.device, dtype=dtype)
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.optimizer: torch.optim.Optimizer = hora.DistributedOptimizer(

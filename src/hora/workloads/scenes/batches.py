@@ -14,8 +14,6 @@ from hora.workloads.scenes.sample import Pictures, Sample
 
 __all__ = ["Batch", "Prepared", "collate", "normalize"]
 
-MULTIPLE = 32
-"""Pictures of unequal sizes are padded to multiples of this, the largest stride of a feature pyramid."""
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Per channel over ImageNet's training images, for pixels scaled to 0..1."""
 
@@ -71,12 +69,15 @@ class Prepared(Dataset[Sample]):
         return self._transform(self._pictures.sample(number, masks=self._masks))
 
 
-def collate(samples: Sequence[Sample]) -> Batch:
-    """A batch of samples, padded to one size where they have several."""
+def collate(samples: Sequence[Sample], *, multiple: int = 1) -> Batch:
+    """A batch of samples, padded to one size where they have several.
+
+    Args:
+        samples: at least one.
+        multiple: of which height and width of the batch are, in pixels.
+    """
     sizes = np.array([sample.pixels.shape[:2] for sample in samples], dtype=np.int64)
-    height, width = sizes.max(axis=0)
-    if (sizes != sizes[0]).any() or samples[0].masks is not None:
-        height, width = (-(-int(edge) // MULTIPLE) * MULTIPLE for edge in (height, width))
+    height, width = (-(-edge // multiple) * multiple for edge in sizes.max(axis=0).tolist())
     pixels = np.zeros((len(samples), height, width, 3), dtype=np.uint8)
     counts = np.array([len(sample.labels) for sample in samples], dtype=np.int64)
     masked = samples[0].masks is not None

@@ -65,6 +65,7 @@ class Profile:
         targets: average precision by boxes (``bbox``) and by masks (``segm``), 0 to 1, that one and the
             same evaluation has to reach.
         evaluate_from: the first epoch, from 1, after which there is an evaluation.
+        backbone: a file of weights that the backbone starts from.
         train_on: finish the schedule although the target is reached.
         log_every: steps between two records in metrics.jsonl.
         eval_batch: pictures of all workers together in one step of an evaluation.
@@ -79,6 +80,7 @@ class Profile:
     eval_batch: int = 64
     evaluate_from: int = 1
     seed: int = 1
+    backbone: Path | None = None
     train_on: bool = False
     log_every: int = 10
 

@@ -51,6 +51,11 @@ class Learner(Protocol):
         """How it is trained, on what."""
         ...
 
+    @property
+    def multiple(self) -> int:
+        """Sides of pictures are padded to multiples of it, in pixels."""
+        ...
+
     def transforms(self) -> tuple[Transform, Transform]:
         """What is done to training and to test samples, in the loader's processes."""
         ...

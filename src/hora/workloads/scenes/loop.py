@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -93,12 +94,13 @@ def loaders(
     to_train, to_test = learner.transforms()
     masks = "segm" in profile.targets
     processes = profile.data.loaders
+    together = functools.partial(collate, multiple=learner.multiple)
     loader = hora.data_loader(
         Prepared(train_pictures, to_train, masks=masks),
         global_batch=profile.global_batch,
         seed=profile.seed,
         num_workers=processes,
-        collate_fn=collate,
+        collate_fn=together,
         persistent_workers=processes > 0,
     )
     test = hora.data_loader(
@@ -107,7 +109,7 @@ def loaders(
         shuffle=False,
         tail="uneven",
         num_workers=processes,
-        collate_fn=collate,
+        collate_fn=together,
     )
     return loader, test
 

@@ -22,6 +22,9 @@ def add(parser: argparse.ArgumentParser, profiles: Mapping[str, Profile]) -> Non
     """Add the options. None means: as the profile says."""
     parser.add_argument("--profile", choices=profiles, default="quick", help="default: quick")
     parser.add_argument("--data", type=Path, metavar="PATH", help="COCO 2017's folder (reference profile)")
+    parser.add_argument(
+        "--backbone", type=Path, metavar="FILE", help="weights of a ResNet to start from (reference profile)"
+    )
     parser.add_argument("--seed", type=int, metavar="N", help="of weights, order, augmentation and scenes")
     parser.add_argument("--epochs", type=int, metavar="N", help="how many at most")
     parser.add_argument("--pictures", type=int, metavar="N", help="training scenes in an epoch")
@@ -51,6 +54,7 @@ def changed(profile: P, arguments: argparse.Namespace) -> P:
     return _with(
         profile,
         data=data,
+        backbone=arguments.backbone,
         seed=arguments.seed,
         epochs=arguments.epochs,
         global_batch=arguments.global_batch,

@@ -68,7 +68,7 @@ def drawings(learner: Learner, test: Pictures) -> list[dict[str, Any]]:
     _, prepare = learner.transforms()
     masks = "segm" in learner.profile.targets
     samples = [prepare(test.sample(number, masks=masks)) for number in numbers]
-    found = [learner.detect(collate([sample]))[0] for sample in samples]
+    found = [learner.detect(collate([sample], multiple=learner.multiple))[0] for sample in samples]
     return [_drawing(sample, each, test.classes) for sample, each in zip(samples, found, strict=True)]
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 import hora.torch as hora
 from hora.workloads.scenes.batches import Batch, normalize
 from hora.workloads.scenes.learner import Detected, Transform, make_optimizer, set_rate
+from hora.workloads.scenes.weights import load_backbone
 from hora.workloads.ssd import augment
 from hora.workloads.ssd.anchors import default_boxes, match
 from hora.workloads.ssd.config import SSDProfile
@@ -25,7 +26,12 @@ class SSDLearner:
     Args:
         profile: what to train; its seed gives the weights.
         dtype: of the weights and of all computing.
+
+    Raises:
+        DataError: a file of weights that does not fit.
     """
+
+    multiple = 1
 
     def __init__(self, profile: SSDProfile, *, dtype: torch.dtype = torch.float32) -> None:
         self.profile = profile
@@ -34,6 +40,8 @@ class SSDLearner:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(profile.seed)
             model = SSD(profile.model)
+        if profile.backbone is not None:
+            load_backbone(model.backbone, profile.backbone)
         self.model = model.to(device=self.device, dtype=dtype)
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.anchors = default_boxes(profile.model).to(device=self.device, dtype=dtype)
