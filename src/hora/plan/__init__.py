@@ -1,0 +1,1 @@
+"""Know the time, the memory and the price of a training before renting the cluster."""
