@@ -1,0 +1,415 @@
+"""Answer a question about a training on a cluster: time, memory, energy and price, each with an interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from hora.core.errors import UsageError
+from hora.plan import failures, memory, transformer
+from hora.plan.calibration import Calibrated, calibrated, kernels
+from hora.plan.convergence import curve
+from hora.plan.hardware import GPUS, Machine, Precision
+from hora.plan.memory import Change, Layout, Memory, Transformer
+from hora.plan.models import Workload
+from hora.plan.published import MLPERF
+from hora.plan.step import Constants, Parts, Work, step
+
+__all__ = ["Interval", "Prediction", "Profile", "Question", "predict"]
+
+EIGHTY = 1.2816
+"""Standard deviations on either side of an 80 % interval of a normal distribution."""
+KNOWN = 0.03
+"""Half of a step's 80 % interval where the same configuration was measured; with ``UNKNOWN`` it follows the
+80th percentile of the leave-one-out errors of single-node rows, by how near the nearest other row is."""
+UNKNOWN = 0.11
+"""What is added where no measurement is near."""
+OTHER_GENERATION = 0.15
+"""What is added where no GPU of this generation was measured: the roofline alone carries over."""
+PER_DOUBLING = 0.01
+"""What each doubling of the servers adds: half of ``step.PER_DOUBLING``, which may be wrong either way."""
+CLOSED_FORM = 0.09
+"""Half of the interval of a transformer's closed form on machines that it was fitted on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A value and its 80 % interval."""
+
+    low: float
+    value: float
+    high: float
+
+    @classmethod
+    def around(cls, value: float, half: float) -> Interval:
+        """``value`` times or over ``exp(half)``."""
+        return cls(low=value * math.exp(-half), value=value, high=value * math.exp(half))
+
+    def __mul__(self, factor: float) -> Interval:
+        return Interval(low=self.low * factor, value=self.value * factor, high=self.high * factor)
+
+    def under(self, amount: float) -> Interval:
+        """``amount`` divided by this: a rate from a time."""
+        return Interval(low=amount / self.high, value=amount / self.value, high=amount / self.low)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What one measured step of a user's own script says.
+
+    Attributes:
+        constants: work per sample on that machine.
+        machine: where it was measured.
+        batch: samples of the measured step.
+        gradients: bytes that an all-reduce sums.
+    """
+
+    name: str
+    constants: Constants
+    machine: Machine
+    batch: float
+    gradients: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked.
+
+    Attributes:
+        name: of the model, for people.
+        model: a preset, a transformer's shape, or a profile.
+        gpus: workers.
+        batch: global batch in the model's unit; 0 for the preset's usual batch per GPU.
+        micro_batch: samples per GPU and backward; 0 for all of a worker's share at once, or the largest of 1,
+            2, 4 that fits a transformer.
+        layout: of a transformer: tensor, pipeline, interleaved, zero, recompute, sequence_parallel. Its data
+            and micro-batches follow from ``gpus`` and ``batch``.
+        software: whose measurements are leaned on; "" for the nearest.
+        epochs: until the target; 0 for the benchmark's curve.
+        samples: of one epoch; 0 for the preset's.
+        price: per GPU and hour; 0 for the machine's.
+        checkpoint: seconds that one checkpoint blocks the training.
+        restart: seconds from a failure until training goes on.
+        gpu_hours_per_failure: of this cluster.
+    """
+
+    name: str
+    model: Workload | Transformer | Profile
+    machine: Machine
+    gpus: int
+    batch: int = 0
+    micro_batch: int = 0
+    precision: Precision = "mixed"
+    layout: Layout = field(default_factory=Layout)
+    software: str = ""
+    epochs: float = 0.0
+    samples: float = 0.0
+    price: float = 0.0
+    checkpoint: float = 30.0
+    restart: float = 300.0
+    gpu_hours_per_failure: float = failures.GPU_HOURS_PER_FAILURE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """The answer. Times in seconds, memory in bytes, energy in kWh."""
+
+    question: Question
+    batch: float
+    unit: str
+    parts: Parts
+    step: Interval
+    rate: Interval
+    efficiency: float
+    held: Memory | None
+    capacity: float
+    changes: Sequence[Change]
+    layout: Layout | None
+    epochs: Interval | None
+    training: Interval | None
+    energy: Interval | None
+    price: Interval | None
+    goodput: failures.Goodput
+    basis: str
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest GPU holds it all."""
+        return self.held is None or self.held.total <= self.capacity
+
+
+def predict(question: Question) -> Prediction:
+    """The answer to one question, in well under 50 ms.
+
+    Raises:
+        UsageError: it cannot be: fewer samples than workers, a layout that does not divide the model, more
+            GPUs than the cluster has. The error names the nearest choice that can.
+    """
+    _check(question)
+    if isinstance(question.model, Transformer):
+        asked, parts, half, unit, basis = _transformer(question, question.model)
+    else:
+        asked, parts, half, unit, basis = _data_parallel(question)
+    seconds = Interval.around(parts.total, half)
+    rate = seconds.under(asked.batch)
+    held, changes = _memory(asked)
+    epochs, training = _training(asked, rate)
+    goodput = failures.plan_checkpoints(
+        asked.gpus,
+        checkpoint=asked.checkpoint,
+        restart=asked.restart,
+        gpu_hours_per_failure=asked.gpu_hours_per_failure,
+    )
+    if training is not None:
+        training *= 1 / max(goodput.fraction, 1e-9)
+    kilowatts = asked.machine.watts / asked.machine.gpus * asked.gpus / 1000
+    price = asked.price or asked.machine.price
+    hours = training * (1 / 3600) if training else None
+    return Prediction(
+        question=asked,
+        batch=asked.batch,
+        unit=unit,
+        parts=parts,
+        step=seconds,
+        rate=rate,
+        efficiency=_efficiency(asked),
+        held=held,
+        capacity=asked.machine.gpu.memory,
+        changes=changes,
+        layout=asked.layout if isinstance(asked.model, Transformer) else None,
+        epochs=epochs,
+        training=training,
+        energy=hours * kilowatts if hours else None,
+        price=hours * (price * asked.gpus) if hours and price else None,
+        goodput=goodput,
+        basis=basis,
+    )
+
+
+def _check(question: Question) -> None:
+    machine, gpus = question.machine, question.gpus
+    if gpus < 1:
+        raise UsageError(f"--gpus {gpus}: there is at least one.", fix=f"Write --gpus {machine.gpus}.")
+    if machine.most and gpus > machine.most:
+        raise UsageError(
+            f"--gpus {gpus}: {machine.name} has {machine.servers} servers with {machine.most} GPUs.",
+            fix=f"Write --gpus {machine.most}.",
+        )
+    if gpus > machine.gpus and gpus % machine.gpus:
+        below, above = gpus // machine.gpus * machine.gpus, -(-gpus // machine.gpus) * machine.gpus
+        near = below if gpus - below < above - gpus else above
+        raise UsageError(
+            f"--gpus {gpus}: beyond one server, servers are used whole, {machine.gpus} GPUs each.",
+            fix=f"Write --gpus {near}.",
+        )
+
+
+def _share(question: Question, workers: int, default: float) -> tuple[Question, int]:
+    """The question with its global batch filled in, and samples per worker."""
+    most = math.inf  # of the batches that reference runs have reached
+    if isinstance(question.model, Workload) and question.model.curve and question.model.unit != "tokens":
+        found = curve(question.model.curve)
+        most = found.high if found else math.inf
+    batch = question.batch or max(workers, int(min(default * workers, most)) // workers * workers)
+    if batch < workers:
+        raise UsageError(
+            f"--batch {batch}: fewer samples than the {workers} workers.", fix=f"Write --batch {workers}."
+        )
+    if batch % workers:
+        near = max(1, round(batch / workers)) * workers
+        raise UsageError(
+            f"--batch {batch}: it is not divided by {workers} workers.", fix=f"Write --batch {near}."
+        )
+    return replace(question, batch=batch), batch // workers
+
+
+def _data_parallel(question: Question) -> tuple[Question, Parts, float, str, str]:
+    model = question.model
+    assert isinstance(model, (Workload, Profile))
+    usual = model.batch if isinstance(model, Profile) or question.precision == "mixed" else model.batch / 2
+    question, each = _share(question, question.gpus, usual)
+    micro = question.micro_batch or each
+    if each % micro:
+        near = min((d for d in range(1, each + 1) if each % d == 0), key=lambda d: abs(d - micro))
+        raise UsageError(
+            f"--micro-batch {micro}: it does not divide a worker's {each} samples.",
+            fix=f"Write --micro-batch {near}.",
+        )
+    work = _work(question, model)
+    if isinstance(model, Profile):
+        same = model.machine.name == question.machine.name
+        parts = step(model.constants, work, question.machine)
+        return question, parts, KNOWN if same else KNOWN + UNKNOWN, "samples", f"a step of {model.name}"
+    group, found = _nearest_group(model.name, question, work)
+    parts, nearness = found.parts(work, question.machine)
+    half = half_width(nearness, question.machine.nodes(question.gpus))
+    if all(row.machine.gpu.generation != question.machine.gpu.generation for row in found.rows):
+        half += OTHER_GENERATION
+    basis = f"{len(found.rows)} measurements of {group[1]} with {group[0]} on one server"
+    return question, parts, half, model.unit, basis
+
+
+def half_width(nearness: float, nodes: int) -> float:
+    """Half of a step's 80 % interval, as a logarithm; ``nearness`` of the nearest measurement is 0 to 1."""
+    return KNOWN + UNKNOWN * (1 - nearness) + PER_DOUBLING * math.log2(nodes)
+
+
+def _nearest_group(name: str, question: Question, work: Work) -> tuple[tuple[str, str, str, str], Calibrated]:
+    """The measurements that say most: the benchmark's own round on its GPUs, else the nearest, then the most."""
+    groups = {group: found for group, found in calibrated().items() if group[1] == name}
+    if name == "bert-large":
+        groups = {group: found for group, found in groups.items() if group[2:] == ("pretrain", "128")}
+    if question.software:
+        known = sorted({group[0] for group in groups})
+        groups = {group: found for group, found in groups.items() if group[0] == question.software}
+        if not groups:
+            raise UsageError(
+                f"--software {question.software}: no measurements of {name}. There are {', '.join(known)}.",
+                fix=f'Write --software "{known[0]}".',
+            )
+
+    def says(group: tuple[str, str, str, str]) -> tuple[bool, float, int]:
+        _, nearness = groups[group].parts(work, question.machine)
+        own = group[0] == MLPERF and question.machine.gpu.generation == "V100"
+        return own, round(nearness, 1), len(groups[group].rows)
+
+    best = max(groups, key=says)
+    return best, groups[best]
+
+
+def _transformer(question: Question, model: Transformer) -> tuple[Question, Parts, float, str, str]:
+    layout, machine = question.layout, question.machine
+    if layout.tensor > machine.gpus:
+        raise UsageError(
+            f"--tensor {layout.tensor}: more than the {machine.gpus} GPUs of one {machine.name}.",
+            fix=f"Write --tensor {machine.gpus}.",
+        )
+    parallel = layout.tensor * layout.pipeline
+    if question.gpus % parallel:
+        near = max(1, round(question.gpus / parallel)) * parallel
+        raise UsageError(
+            f"--gpus {question.gpus}: not divided by {layout.tensor} tensor x {layout.pipeline} pipeline.",
+            fix=f"Write --gpus {near}.",
+        )
+    data = question.gpus // parallel
+    question, each = _share(question, data, 4 * layout.pipeline)
+    micro = question.micro_batch or next(size for size in (4, 2, 1) if each % size == 0)
+    if each % micro:
+        raise UsageError(
+            f"--micro-batch {micro}: it does not divide a worker's {each} sequences.",
+            fix="Write --micro-batch 1.",
+        )
+    layout = replace(layout, data=data, micro_batch=micro, micro_batches=each // micro)
+    name = question.software or transformer.software_for(machine)
+    if name not in transformer.SOFTWARE:
+        raise UsageError(
+            f"--software {name}: no such release. Known are {', '.join(transformer.SOFTWARE)}.",
+            fix=f"Write --software {transformer.software_for(machine)}.",
+        )
+    software = transformer.SOFTWARE[name]
+    memory.estimate(
+        model, layout, precision=memory.MEGATRON
+    )  # says when the layout does not divide the model
+    parts = transformer.step(model, layout, machine, kernels(), software)
+    half = CLOSED_FORM + PER_DOUBLING * math.log2(machine.nodes(question.gpus))
+    if machine.gpu.generation in transformer.THROTTLED:
+        half += OTHER_GENERATION / 2  # its constants are of other generations, but its software is known
+    question = replace(question, layout=layout)
+    return question, parts, half, "sequences", f"the closed form of {name}, fitted to 10 single-node runs"
+
+
+def _memory(question: Question) -> tuple[Memory | None, list[Change]]:
+    model, machine = question.model, question.machine
+    if isinstance(model, Profile):
+        return None, []
+    if isinstance(model, Transformer):
+        flash = transformer.software_for(machine) == "megatron-core"
+        layout = replace(question.layout, flash=question.layout.flash or flash)
+        held = memory.estimate(model, layout, precision=memory.MEGATRON)
+        changes = memory.what_would_fit(
+            model,
+            layout,
+            capacity=machine.gpu.memory,
+            gpus_per_node=machine.gpus,
+            precision=memory.MEGATRON,
+        )
+        return held, changes
+    micro = question.micro_batch or question.batch // question.gpus
+    mixed = question.precision == "mixed"
+    if model.shape is not None:
+        adam = memory.ADAM_MIXED if mixed else memory.ADAM_FP32
+        layout = Layout(micro_batch=micro, data=question.gpus)
+        return memory.estimate(model.shape, layout, precision=adam), memory.what_would_fit(
+            model.shape, layout, capacity=machine.gpu.memory, gpus_per_node=machine.gpus, precision=adam
+        )
+    sgd = memory.SGD_MIXED if mixed else memory.SGD_FP32
+    cnn = model.cnn if mixed else replace(model.cnn, activation_bytes=2 * model.activations)
+    return memory.estimate_cnn(cnn, micro_batch=micro, precision=sgd), []
+
+
+def _training(question: Question, rate: Interval) -> tuple[Interval | None, Interval | None]:
+    """Epochs and seconds until the target."""
+    model = question.model
+    samples = question.samples or (model.samples if isinstance(model, Workload) else 0.0)
+    if not samples:
+        return None, None
+    if question.epochs:
+        epochs = Interval(low=question.epochs, value=question.epochs, high=question.epochs)
+        half = 0.0
+    else:
+        name = model.curve if isinstance(model, Workload) else ""
+        first = question.machine.gpu.generation == "V100"
+        found = curve(name, first_round=first) if name else None
+        if found is None:
+            return None, None
+        batch = (
+            question.batch / 50 if name == "gnmt" else question.batch
+        )  # its points count pairs of sentences
+        half = found.half_width(batch)
+        epochs = Interval.around(found.epochs(batch), half)
+    whole = math.hypot(math.log(rate.high / rate.value), half)
+    seconds = epochs.value * samples / rate.value
+    if isinstance(model, Workload):
+        speed = question.machine.gpu.bandwidth / GPUS["V100-SXM2-16GB"].bandwidth
+        count = math.ceil(epochs.value / model.evaluate_every)
+        seconds += count * model.evaluation / speed / question.gpus + model.overhead
+    return epochs, Interval.around(seconds, whole)
+
+
+def _efficiency(question: Question) -> float:
+    """Rate per GPU over that of one server (or of one GPU, inside it) at the same batch per GPU."""
+    if isinstance(question.model, Transformer):
+        return 1.0
+    base = 1 if question.gpus <= question.machine.gpus else question.machine.gpus
+    if question.gpus == base:
+        return 1.0
+    alone = replace(question, gpus=base, batch=question.batch // question.gpus * base)
+    return _uncorrected(alone) / _uncorrected(question)
+
+
+def _uncorrected(question: Question) -> float:
+    """Seconds of a step by the constants alone, so that two scales compare without the noise of measurements."""
+    model = question.model
+    assert isinstance(model, (Workload, Profile))
+    work = _work(question, model)
+    if isinstance(model, Profile):
+        return step(model.constants, work, question.machine).total
+    return step(_nearest_group(model.name, question, work)[1].constants, work, question.machine).total
+
+
+def _work(question: Question, model: Workload | Profile) -> Work:
+    each = question.batch // question.gpus
+    micro = question.micro_batch or each
+    if isinstance(model, Profile):
+        gradients = model.gradients
+    else:
+        gradients = model.parameters * (2 if question.precision == "mixed" else 4)
+    return Work(
+        gpus=question.gpus,
+        batch=micro,
+        micro_batches=each // micro,
+        precision=question.precision,
+        gradients=gradients,
+        serial=isinstance(model, Workload) and model.sequential,
+    )
