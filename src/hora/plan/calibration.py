@@ -142,7 +142,7 @@ class Calibrated:
         total, mean, nearest = NEAREST_PRIOR, 0.0, 0.0
         for row, error in zip(self.rows, _errors(self.constants, self.rows), strict=True):
             if row.source != without:
-                weight = _nearness(row, work, machine, software)
+                weight = nearness(row, work, machine, software)
                 total, mean, nearest = total + weight, mean + weight * error, max(nearest, weight)
         return mean / total, nearest
 
@@ -159,7 +159,7 @@ def _errors(constants: Constants, rows: tuple[Measured, ...]) -> tuple[float, ..
     return tuple(math.log(row.seconds / _seconds(constants, row)) for row in rows)
 
 
-def _nearness(row: Measured, work: Work, machine: Machine, software: str) -> float:
+def nearness(row: Measured, work: Work, machine: Machine, software: str) -> float:
     """1 for the same configuration; e-fold less for each of the differences that usually matter."""
     distance = (
         1.4 * (row.machine.gpu.name != machine.gpu.name)

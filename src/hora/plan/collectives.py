@@ -1,6 +1,6 @@
 """How long a collective takes: NCCL's rings and trees, with latency and the bandwidth of each size.
 
-Inside a server the bus bandwidth follows a measured curve over the message's size (V100 and A100 with 8 GPUs,
+Inside a server the bus bandwidth follows a measured curve over the message's size (V100 and A100,
 ``data/nccl_allreduce_lut.csv``), scaled to the machine's peak. Between servers a ring takes
 ``2 (N-1) a + 2 (N-1)/N S/B`` and a double tree ``2 log2(N) a + 2 S/B`` at a lower bandwidth; NCCL takes the
 faster one, and so does this. A collective over both runs them as one pipeline: the slower part counts whole.
@@ -21,6 +21,8 @@ __all__ = ["DATA", "all_reduce", "bus_bandwidth", "gather", "point_to_point"]
 
 DATA = Path(__file__).parent / "data"
 
+MEASURED = 8
+"""GPUs of the servers that were measured."""
 HOP = 20e-6
 """Seconds of one hop between servers: 14 us of network (NCCL's tuning table, Simple) and the host."""
 RING = 0.85
@@ -34,17 +36,30 @@ SMALLEST = 80e-6
 
 
 @cache
-def _curve(generation: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """log(bytes) and bus bandwidth over its peak of an all-reduce of 8 GPUs."""
+def _curves() -> dict[tuple[str, int], tuple[list[float], list[float]]]:
+    """By generation and number of GPUs: log(bytes), and bus bandwidth over the peak of 8 GPUs."""
     with (DATA / "nccl_allreduce_lut.csv").open(encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["gpu"] == generation and row["n_gpus"] == "8"]
-    speed = [float(row["busbw_GBps_oop"]) for row in rows]
-    return tuple(math.log(int(row["bytes"])) for row in rows), tuple(value / max(speed) for value in speed)
+        rows = [(row["gpu"], int(row["n_gpus"]), int(row["bytes"]), row) for row in csv.DictReader(file)]
+    found: dict[tuple[str, int], tuple[list[float], list[float]]] = {}
+    for gpu, gpus, size, row in rows:
+        where, share = found.setdefault((gpu, gpus), ([], []))
+        where.append(math.log(size))
+        share.append(float(row["busbw_GBps_oop"]))
+    peaks = {gpu: max(share) for (gpu, gpus), (_, share) in found.items() if gpus == MEASURED}
+    return {key: (where, [value / peaks[key[0]] for value in share]) for key, (where, share) in found.items()}
 
 
-def bus_bandwidth(size: float, machine: Machine) -> float:
-    """Bytes/s of an all-reduce of ``size`` bytes inside one server, as nccl-tests counts it."""
-    where, share = _curve(machine.curve)
+def bus_bandwidth(size: float, machine: Machine, gpus: int = 0) -> float:
+    """Bytes/s of an all-reduce of ``size`` bytes among GPUs of one server, as nccl-tests counts it.
+
+    Args:
+        size: bytes.
+        machine: the server.
+        gpus: that take part; behind a switch all counts are alike, in a mesh (DGX-1) each has its own links.
+    """
+    generation = "V100" if machine.curve == "mesh" else machine.curve
+    own = (generation, gpus) if machine.curve in ("mesh", "A100") else (generation, MEASURED)
+    where, share = _curves().get(own) or _curves()[generation, MEASURED]
     return machine.intra * float(np.interp(math.log(max(size, 1.0)), where, share))
 
 
@@ -52,7 +67,7 @@ def _inside(size: float, gpus: int, machine: Machine, rounds: int) -> float:
     """A ring inside one server: ``rounds`` is 2 for all-reduce, 1 for reduce-scatter and all-gather."""
     if gpus <= 1 or size <= 0:
         return 0.0
-    return max(rounds * (gpus - 1) / gpus * size / bus_bandwidth(size, machine), SMALLEST * rounds / 2)
+    return max(rounds * (gpus - 1) / gpus * size / bus_bandwidth(size, machine, gpus), SMALLEST * rounds / 2)
 
 
 def _between(size: float, nodes: int, bandwidth: float, rounds: int) -> float:

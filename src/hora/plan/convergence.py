@@ -89,7 +89,9 @@ def fit(group: Sequence[Point]) -> Curve:
         total = sum(w * e * e for w, e in zip(weights, errors, strict=True))
         if total < score:
             score = total
-            root = math.sqrt(sum(error**2 for error in errors) / max(1, len(errors) - 2))
+            root = math.sqrt(
+                sum(error**2 for error in errors) / max(1, len(errors) - 2) * (1 + 2 / len(errors))
+            )
             best = Curve(least=least, critical=critical, low=low, high=high, error=root)
     assert best is not None
     return best

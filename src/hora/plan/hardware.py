@@ -22,6 +22,7 @@ else:
 
 __all__ = ["GPUS", "MACHINES", "Gpu", "Machine", "Precision", "from_toml", "machine", "nearest"]
 
+Curve = Literal["mesh", "V100", "A100"]
 Precision = Literal["mixed", "tf32", "fp32"]
 PRECISIONS: tuple[Precision, ...] = ("mixed", "tf32", "fp32")
 GB = 1e9
@@ -130,7 +131,7 @@ class Machine:
     Attributes:
         gpus: in one server.
         intra: peak bus bandwidth of an all-reduce inside the server, bytes/s per GPU.
-        curve: the generation whose measured all-reduce curve has the shape of this machine's.
+        curve: whose measured all-reduce curve has the shape of this machine's; a mesh has one for each count.
         inter: bytes/s that NCCL gets out of all adapters of one server's compute network.
         watts: of the whole server, without its share of switches and cooling.
         price: per GPU and hour, in the user's currency; 0 where it is not known.
@@ -140,7 +141,7 @@ class Machine:
     gpu: Gpu
     gpus: int
     intra: float
-    curve: Literal["V100", "A100"]
+    curve: Curve
     inter: float
     watts: float
     price: float = 0.0
@@ -162,7 +163,7 @@ _V, _A, _H, _B = 134.5 * GB, 229.0 * GB, 365.0 * GB, 722.0 * GB
 
 
 def _machine(  # noqa: PLR0917 - a table's columns
-    name: str, gpu: str, gpus: int, intra: float, curve: Literal["V100", "A100"], inter: float, watts: float
+    name: str, gpu: str, gpus: int, intra: float, curve: Curve, inter: float, watts: float
 ) -> Machine:
     return Machine(name=name, gpu=GPUS[gpu], gpus=gpus, intra=intra, curve=curve, inter=inter, watts=watts)
 
@@ -170,8 +171,8 @@ def _machine(  # noqa: PLR0917 - a table's columns
 MACHINES: dict[str, Machine] = {
     found.name: found
     for found in (
-        _machine("dgx-1", "V100-SXM2-16GB", 8, _V, "V100", 4 * 12 * GB, 3500),
-        _machine("dgx-1-32gb", "V100-SXM2-32GB", 8, _V, "V100", 4 * 12 * GB, 3500),
+        _machine("dgx-1", "V100-SXM2-16GB", 8, _V, "mesh", 4 * 12 * GB, 3500),
+        _machine("dgx-1-32gb", "V100-SXM2-32GB", 8, _V, "mesh", 4 * 12 * GB, 3500),
         _machine("dgx-2", "V100-SXM3-32GB", 16, _V, "V100", 8 * 12 * GB, 10000),
         _machine("dgx-2h", "V100-SXM3-32GB-H", 16, _V, "V100", 8 * 12 * GB, 12000),
         _machine("dgx-a100-40gb", "A100-40GB", 8, _A, "A100", 8 * 24 * GB, 6500),
@@ -277,6 +278,6 @@ def _checked(path: Path, where: str, table: Mapping[str, Any], base: Gpu | Machi
                 f"{path}: {where}{key} = {value}: it is a count.", fix=f"Write {key} = {int(value) + 1}."
             )
         found[key] = int(value) if isinstance(known[key], int) else value * (GB if key in _GIGA else 1.0)
-    if found.get("curve", "A100") not in ("V100", "A100"):
+    if found.get("curve", "A100") not in ("mesh", "V100", "A100"):
         raise UsageError(f"{path}: curve = {found['curve']!r} is not known.", fix='Write curve = "A100".')
     return found

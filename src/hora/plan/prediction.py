@@ -28,7 +28,7 @@ UNKNOWN = 0.11
 OTHER_GENERATION = 0.15
 """What is added where no GPU of this generation was measured: the roofline alone carries over."""
 PER_DOUBLING = 0.01
-"""What each doubling of the servers adds: half of ``step.PER_DOUBLING``, which may be wrong either way."""
+"""What each doubling of the servers adds: two thirds of ``step.PER_DOUBLING``, wrong either way."""
 CLOSED_FORM = 0.09
 """Half of the interval of a transformer's closed form on machines that it was fitted on."""
 
@@ -256,7 +256,7 @@ def half_width(nearness: float, nodes: int) -> float:
 
 
 def _nearest_group(name: str, question: Question, work: Work) -> tuple[tuple[str, str, str, str], Calibrated]:
-    """The measurements that say most: the benchmark's own round on its GPUs, else the nearest, then the most."""
+    """The measurements that say most: the benchmark's own round on its GPUs, or the nearest, or the most."""
     groups = {group: found for group, found in calibrated().items() if group[1] == name}
     if name == "bert-large":
         groups = {group: found for group, found in groups.items() if group[2:] == ("pretrain", "128")}
@@ -389,7 +389,7 @@ def _efficiency(question: Question) -> float:
 
 
 def _uncorrected(question: Question) -> float:
-    """Seconds of a step by the constants alone, so that two scales compare without the noise of measurements."""
+    """Seconds of a step by the constants alone: two scales compare without the noise of measurements."""
     model = question.model
     assert isinstance(model, (Workload, Profile))
     work = _work(question, model)

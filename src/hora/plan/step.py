@@ -4,7 +4,7 @@ One micro-batch of ``b`` samples takes ``launch + b (work/peak + traffic/bandwid
 sides add, since a network's layers lie on either side. Over ``n`` workers the step waits for the slowest:
 ``1 + sigma z(n)``, where ``z`` is the expected maximum of ``n`` normal numbers. The gradients' all-reduce
 runs beside the backward of the last micro-batch; what does not fit in there is exposed. Beyond one server
-everything is slower by ``2 % log2(nodes)``.
+everything is slower by ``1.5 % log2(nodes)``.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ __all__ = ["BACKWARD", "PER_DOUBLING", "Constants", "Parts", "Work", "between_se
 BACKWARD = 0.6
 """Share of a micro-batch's time in which gradients appear: backward is two thirds, less its first bucket."""
 
-PER_DOUBLING = 0.02
-"""What each doubling of the servers costs: noise, routing, slower hosts. A closed form without such a term is
-optimistic by 4 to 13 % at scale (published clusters of 4 to 96 servers); 0.02 log2(N) spans that range."""
+PER_DOUBLING = 0.015
+"""What each doubling of the servers costs: noise, routing, slower hosts. A closed form without stragglers is
+optimistic by 4 to 13 % on published clusters of 4 to 96 servers. ``sigma`` explains 1 to 3 % of that; what is
+left, 3 to 10 %, is 0.015 log2(N)."""
 
 
 @dataclass(frozen=True, kw_only=True)

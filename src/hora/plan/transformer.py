@@ -121,7 +121,9 @@ def step(model: Transformer, layout: Layout, machine: Machine, kernels: Kernels,
     busy = m * (compute + head)
     bubble = (p - 1) / v * (compute + tensor + send)
     parameters = (model.layers * model.layer_parameters / p + model.vocabulary * model.hidden) / layout.tensor
-    backward = 2 / 3 * (compute + tensor) if p == 1 or software.data_hidden else 0.0
+    # Megatron-Core also gathers the weights beside the next forward
+    window = 1.0 if software.data_hidden else 2 / 3 if p == 1 else 0.0
+    backward = window * (compute + tensor)
     communication = {
         "tensor": m * tensor,
         "pipeline": m * send,
