@@ -19,6 +19,7 @@ VERBS = {
     "run": "start a script on N workers and bring back how they ended",
     "verify": "say whether a script trains the same with N workers as with one, or why not",
     "chaos": "disturb a job, and say whether its result is that of the undisturbed one",
+    "plan": "know the time, the memory and the price of a training before renting the cluster",
     "train": "train a workload to its target",
     "study": "train a workload many times, with one thing changed, and compare",
     "workloads": "list the workloads, their data and their targets",

@@ -108,15 +108,17 @@ def _linear(rows: Sequence[Measured], sigma: float, exposed: float) -> Constants
 def _not_negative(matrix: Array, target: Array) -> list[float]:
     """Least squares without negative unknowns: the best of all subsets, for there are few."""
     best: tuple[float, list[float]] = (math.inf, [0.0] * matrix.shape[1])
+    scale = np.maximum(np.abs(matrix).max(axis=0), 1e-300)  # FLOPs and seconds differ by 1e14
+    matrix = matrix / scale
     for count in range(1, matrix.shape[1] + 1):
         for chosen in itertools.combinations(range(matrix.shape[1]), count):
             part = matrix[:, chosen]
             found = np.linalg.lstsq(part, target, rcond=None)[0]
             error = float(((part @ found - target) ** 2).sum())
-            if (found >= 0).all() and error < best[0] - 1e-9:
+            if (found >= 0).all() and error < best[0] * (1 - 1e-9):
                 whole = [0.0] * matrix.shape[1]
                 for where, value in zip(chosen, found, strict=True):
-                    whole[where] = float(value)
+                    whole[where] = float(value / scale[where])
                 best = error, whole
     return best[1]
 

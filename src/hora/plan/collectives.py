@@ -57,6 +57,8 @@ def bus_bandwidth(size: float, machine: Machine, gpus: int = 0) -> float:
         machine: the server.
         gpus: that take part; behind a switch all counts are alike, in a mesh (DGX-1) each has its own links.
     """
+    if machine.curve == "flat":
+        return machine.intra
     generation = "V100" if machine.curve == "mesh" else machine.curve
     own = (generation, gpus) if machine.curve in ("mesh", "A100") else (generation, MEASURED)
     where, share = _curves().get(own) or _curves()[generation, MEASURED]

@@ -22,7 +22,7 @@ else:
 
 __all__ = ["GPUS", "MACHINES", "Gpu", "Machine", "Precision", "from_toml", "machine", "nearest"]
 
-Curve = Literal["mesh", "V100", "A100"]
+Curve = Literal["mesh", "V100", "A100", "flat"]
 Precision = Literal["mixed", "tf32", "fp32"]
 PRECISIONS: tuple[Precision, ...] = ("mixed", "tf32", "fp32")
 GB = 1e9
@@ -131,7 +131,8 @@ class Machine:
     Attributes:
         gpus: in one server.
         intra: peak bus bandwidth of an all-reduce inside the server, bytes/s per GPU.
-        curve: whose measured all-reduce curve has the shape of this machine's; a mesh has one for each count.
+        curve: whose measured all-reduce curve has the shape of this machine's; a mesh has one for each count,
+            a flat one none.
         inter: bytes/s that NCCL gets out of all adapters of one server's compute network.
         watts: of the whole server, without its share of switches and cooling.
         price: per GPU and hour, in the user's currency; 0 where it is not known.
@@ -187,7 +188,9 @@ MACHINES["dgx-superpod-2019"] = replace(MACHINES["dgx-2h"], name="dgx-superpod-2
 
 def nearest(wrong: str, choices: Mapping[str, object]) -> str:
     """The choice that looks most like what was written."""
-    return (difflib.get_close_matches(wrong.lower(), choices, n=1, cutoff=0.0) or sorted(choices))[0]
+    small = {choice.lower(): choice for choice in sorted(choices)}
+    inside = [choice for choice in small if wrong.lower() in choice]
+    return small[(inside or difflib.get_close_matches(wrong.lower(), small, n=1, cutoff=0.0))[0]]
 
 
 def machine(name: str) -> Machine:

@@ -18,8 +18,6 @@ from hora.plan.step import Constants, Parts, Work, step
 
 __all__ = ["Interval", "Prediction", "Profile", "Question", "predict"]
 
-EIGHTY = 1.2816
-"""Standard deviations on either side of an 80 % interval of a normal distribution."""
 KNOWN = 0.03
 """Half of a step's 80 % interval where the same configuration was measured; with ``UNKNOWN`` it follows the
 80th percentile of the leave-one-out errors of single-node rows, by how near the nearest other row is."""
@@ -27,6 +25,8 @@ UNKNOWN = 0.11
 """What is added where no measurement is near."""
 OTHER_GENERATION = 0.15
 """What is added where no GPU of this generation was measured: the roofline alone carries over."""
+LOCAL_NOISE = 0.07
+"""What is added for a profile: two runs of one script on one host differ by so much."""
 PER_DOUBLING = 0.01
 """What each doubling of the servers adds: two thirds of ``step.PER_DOUBLING``, wrong either way."""
 CLOSED_FORM = 0.09
@@ -63,6 +63,7 @@ class Profile:
         machine: where it was measured.
         batch: samples of the measured step.
         gradients: bytes that an all-reduce sums.
+        slowdown: factor on a worker's compute when all of the machine's workers run.
     """
 
     name: str
@@ -70,6 +71,16 @@ class Profile:
     machine: Machine
     batch: float
     gradients: float
+    slowdown: float = 1.0
+
+    def beside(self, workers: int) -> Constants:
+        """The constants with so many workers side by side on the machine of the profile."""
+        share = (min(workers, self.machine.gpus) - 1) / max(1, self.machine.gpus - 1)
+        factor = 1 + (self.slowdown - 1) * share
+        same = self.constants
+        return replace(
+            same, tensor=factor * same.tensor, plain=factor * same.plain, launch=factor * same.launch
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,13 +145,30 @@ class Prediction:
     basis: str
 
     @property
+    def flops(self) -> float:
+        """Model FLOP/s per GPU of a transformer (recomputation does not count); 0 for other models."""
+        model = self.question.model
+        if not isinstance(model, Transformer):
+            return 0.0
+        return transformer.flops(model, self.batch) / self.step.value / self.question.gpus
+
+    @property
+    def utilization(self) -> float:
+        """The same over the peak of the data sheet (MFU)."""
+        return self.flops / self.question.machine.gpu.peak("mixed")
+
+    @property
     def fits(self) -> bool:
         """Whether the fullest GPU holds it all."""
         return self.held is None or self.held.total <= self.capacity
 
 
-def predict(question: Question) -> Prediction:
+def predict(question: Question, *, quick: bool = False) -> Prediction:
     """The answer to one question, in well under 50 ms.
+
+    Args:
+        question: what is asked.
+        quick: leaves out what would make it fit, for a search over thousands.
 
     Raises:
         UsageError: it cannot be: fewer samples than workers, a layout that does not divide the model, more
@@ -153,7 +181,7 @@ def predict(question: Question) -> Prediction:
         asked, parts, half, unit, basis = _data_parallel(question)
     seconds = Interval.around(parts.total, half)
     rate = seconds.under(asked.batch)
-    held, changes = _memory(asked)
+    held, changes = _memory(asked, quick=quick)
     epochs, training = _training(asked, rate)
     goodput = failures.plan_checkpoints(
         asked.gpus,
@@ -161,7 +189,7 @@ def predict(question: Question) -> Prediction:
         restart=asked.restart,
         gpu_hours_per_failure=asked.gpu_hours_per_failure,
     )
-    if training is not None:
+    if training is not None and training.value > goodput.interval:  # a shorter one writes no checkpoint
         training *= 1 / max(goodput.fraction, 1e-9)
     kilowatts = asked.machine.watts / asked.machine.gpus * asked.gpus / 1000
     price = asked.price or asked.machine.price
@@ -239,8 +267,19 @@ def _data_parallel(question: Question) -> tuple[Question, Parts, float, str, str
     work = _work(question, model)
     if isinstance(model, Profile):
         same = model.machine.name == question.machine.name
-        parts = step(model.constants, work, question.machine)
-        return question, parts, KNOWN if same else KNOWN + UNKNOWN, "samples", f"a step of {model.name}"
+        if not same and "CPU" in (question.machine.gpu.generation, model.machine.gpu.generation):
+            raise UsageError(
+                f"--on {question.machine.name}: {model.name} was measured on CPUs, not on GPUs.",
+                fix=f"Leave out --on, or take the profile on one GPU of a {question.machine.name}.",
+            )
+        parts = step(model.beside(question.gpus), work, question.machine)
+        return (
+            question,
+            parts,
+            KNOWN + LOCAL_NOISE if same else KNOWN + UNKNOWN,
+            "samples",
+            f"a step of {model.name}",
+        )
     group, found = _nearest_group(model.name, question, work)
     parts, nearness = found.parts(work, question.machine)
     half = half_width(nearness, question.machine.nodes(question.gpus))
@@ -319,7 +358,7 @@ def _transformer(question: Question, model: Transformer) -> tuple[Question, Part
     return question, parts, half, "sequences", f"the closed form of {name}, fitted to 10 single-node runs"
 
 
-def _memory(question: Question) -> tuple[Memory | None, list[Change]]:
+def _memory(question: Question, *, quick: bool) -> tuple[Memory | None, list[Change]]:
     model, machine = question.model, question.machine
     if isinstance(model, Profile):
         return None, []
@@ -327,12 +366,16 @@ def _memory(question: Question) -> tuple[Memory | None, list[Change]]:
         flash = transformer.software_for(machine) == "megatron-core"
         layout = replace(question.layout, flash=question.layout.flash or flash)
         held = memory.estimate(model, layout, precision=memory.MEGATRON)
-        changes = memory.what_would_fit(
-            model,
-            layout,
-            capacity=machine.gpu.memory,
-            gpus_per_node=machine.gpus,
-            precision=memory.MEGATRON,
+        changes = (
+            []
+            if quick
+            else memory.what_would_fit(
+                model,
+                layout,
+                capacity=machine.gpu.memory,
+                gpus_per_node=machine.gpus,
+                precision=memory.MEGATRON,
+            )
         )
         return held, changes
     micro = question.micro_batch or question.batch // question.gpus
@@ -380,22 +423,18 @@ def _training(question: Question, rate: Interval) -> tuple[Interval | None, Inte
 def _efficiency(question: Question) -> float:
     """Rate per GPU over that of one server (or of one GPU, inside it) at the same batch per GPU."""
     if isinstance(question.model, Transformer):
-        return 1.0
+        return 1.0  # its layout changes with the GPUs; utilization tells more
     base = 1 if question.gpus <= question.machine.gpus else question.machine.gpus
     if question.gpus == base:
         return 1.0
     alone = replace(question, gpus=base, batch=question.batch // question.gpus * base)
-    return _uncorrected(alone) / _uncorrected(question)
-
-
-def _uncorrected(question: Question) -> float:
-    """Seconds of a step by the constants alone: two scales compare without the noise of measurements."""
     model = question.model
-    assert isinstance(model, (Workload, Profile))
-    work = _work(question, model)
     if isinstance(model, Profile):
-        return step(model.constants, work, question.machine).total
-    return step(_nearest_group(model.name, question, work)[1].constants, work, question.machine).total
+        both = [step(model.beside(one.gpus), _work(one, model), one.machine) for one in (alone, question)]
+    else:  # by the constants alone: two scales compare without the noise of measurements
+        constants = _nearest_group(model.name, question, _work(question, model))[1].constants
+        both = [step(constants, _work(one, model), one.machine) for one in (alone, question)]
+    return both[0].total / both[1].total
 
 
 def _work(question: Question, model: Workload | Profile) -> Work:

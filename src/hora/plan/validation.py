@@ -241,13 +241,14 @@ def _megatron(rows: Sequence[Row], name: str) -> Iterator[Score | Unread]:
             family=f"Megatron, {'one server' if row.nodes == 1 else 'several servers'}",
             source=row.source,
             what=f"{row.published.model.parameters / 1e9:.1f}B {machine.name} x{row.gpus}",
-            unit="TFLOP/s per GPU",
-            predicted=row.flops / row.seconds(calibration.kernels()) / row.gpus / 1e12,
-            published=row.flops / row.published.seconds / row.gpus / 1e12,
+            unit="TFLOP/s",
+            predicted=row.flops / row.seconds(calibration.kernels()) / 1e12,
+            published=row.flops / row.published.seconds / 1e12,
             half=half,
             single=row.nodes == 1,
-            constant=sum(shares) / len(shares) * machine.gpu.peak("mixed") / 1e12,
-            linear=per_gpu / 1e12,
+            gpus=row.gpus,
+            constant=sum(shares) / len(shares) * machine.gpu.peak("mixed") / 1e12 * row.gpus,
+            linear=per_gpu / 1e12 * row.gpus,
             group="megatron",
         )
 
@@ -288,10 +289,14 @@ def _memory(rows: Sequence[Row], name: str) -> Iterator[Score | Unread]:
             interleaved=interleaved,
         )
         plain = memory.estimate(shape, layout, precision=memory.MEGATRON)
+        # the figure's states are of the layers alone
+        layers = memory.states(
+            shape.layers * shape.layer_parameters / pipeline / tensor, precision=memory.MEGATRON
+        )
         chosen = replace(layout, sequence_parallel=True, recompute="selective")
         small = memory.estimate(shape, chosen, precision=memory.MEGATRON)
         figures = (
-            ("parameters and optimizer", plain.parameters + plain.optimizer + plain.gradients, states),
+            ("parameters and optimizer", layers.total, states),
             ("activations", plain.activations, baseline),
             ("activations, sequence parallel, selective", small.activations, present),
         )
@@ -421,6 +426,7 @@ def _hours(rows: Sequence[Row], name: str) -> Iterator[Score | Unread]:
             source=source,
             what=f"{row['framework_release']} {machine.name} x{gpus:g}",
             unit="h",
+            gpus=int(gpus),
             predicted=whole / 3600,
             published=hours,
             half=half_width(nearest, nodes),

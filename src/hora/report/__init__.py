@@ -23,8 +23,19 @@ from pathlib import Path
 from hora.report._account import Account, account
 from hora.report._charts import Curve, line_chart
 from hora.report._page import markdown_of, write_report
+from hora.report._plan import scatter_svg, sweep_svg
 
-__all__ = ["STYLE", "Account", "Curve", "account", "line_chart", "markdown_of", "write_report"]
+__all__ = [
+    "STYLE",
+    "Account",
+    "Curve",
+    "account",
+    "line_chart",
+    "markdown_of",
+    "scatter_svg",
+    "sweep_svg",
+    "write_report",
+]
 
 STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
 """The style sheet of the page, which the charts need."""

@@ -187,6 +187,32 @@ class Plan:
             return
         self._rule = type(found[0]).__name__ if found else None
         self._watch.reporter.send({"kind": "plan", "text": self._text(group, optimizer)})
+        self._watch.timeline.mark("plan", **self._profile(optimizer))
+
+    def _profile(self, optimizer: Optimizer) -> dict[str, Any]:
+        """What ``hora plan --profile`` needs to know of the training besides the time of its steps."""
+        trained = [
+            parameter
+            for entry in optimizer.param_groups
+            for parameter in entry["params"]
+            if parameter.requires_grad
+        ]
+        own, other = self._loaders()
+        size = self._watch.size
+        return {
+            "parameters": sum(parameter.numel() for parameter in trained),
+            "tensors": len(trained),
+            "gradient_bytes": sum(parameter.numel() * parameter.element_size() for parameter in trained),
+            "global_batch": own.global_batch
+            if own
+            else other.batch * size
+            if other and other.batch
+            else None,
+            "backward_passes": max(self.passes.get(optimizer, 1), 1),
+            "threads": torch.get_num_threads(),
+            "device": str(trained[0].device.type) if trained else "cpu",
+            "gpu": torch.cuda.get_device_name() if trained and trained[0].is_cuda else None,
+        }
 
     def _text(self, group: Group, optimizer: Optimizer) -> str:
         size = self._watch.size

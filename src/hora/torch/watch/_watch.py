@@ -67,6 +67,7 @@ class Watch(watch.Watch):
             size=context.world.size,
             generation=context.generation,
         )
+        self.timeline = context.timeline
         self.losses = gradients.Losses(context.guard)
         self.groups: weakref.WeakKeyDictionary[Optimizer, Group] = weakref.WeakKeyDictionary()
         self._latest: Callable[[], Group | None] = lambda: None
