@@ -1,4 +1,4 @@
-"""A profile from a run directory: its step comes back, two workers take more than half, errors say what to do."""
+"""A profile from a run directory: its step comes back, two workers take more than half, errors tell why."""
 
 import json
 from pathlib import Path

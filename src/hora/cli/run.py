@@ -23,6 +23,7 @@ from hora.cli._command import (
 )
 from hora.cli._elastic_flags import hosts_of, hosts_variables, how_many
 from hora.core.errors import HoraError, LaunchError
+from hora.core.rundir import replace_text
 
 if TYPE_CHECKING:
     from hora.core.rundir import RunDirectory
@@ -62,6 +63,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NET",
         help="what workers on several hosts talk over, as 10.0.0.0/24 or eth0; default: HORA_NETWORK, else "
         "the first network that they share",
+    )
+    parser.add_argument(
+        "--plan",
+        type=Path,
+        metavar="FILE.json",
+        help="what hora plan --json said; the report shows it beside what happened",
     )
     add_survival(parser)
     parser.add_argument("--name", help="name of the run; default: the name of the script")
@@ -165,7 +172,10 @@ def _run(arguments: argparse.Namespace) -> int:
         timeout=seconds("--timeout", arguments.timeout),
         restarts=restarts(arguments.restarts),
     )
+    plan = _plan(arguments)
     result = run_job(job)
+    if plan is not None:
+        replace_text(result.run.path / "plan.json", plan)
     if result.exit_code:
         # Why it failed is on the screen by now, and stays the last thing there.
         with contextlib.suppress(HoraError):
@@ -186,6 +196,14 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _plan(arguments: argparse.Namespace) -> str | None:
+    if arguments.plan is None:
+        return None
+    from hora.report import checked_plan
+
+    return checked_plan(arguments.plan)
+
+
 def _write_report(run: RunDirectory) -> str | None:
     """Write the report of a run that has metrics; what to say about it, None without metrics.
 
@@ -193,7 +211,7 @@ def _write_report(run: RunDirectory) -> str | None:
         HoraError: it cannot be written.
     """
     size = run.metrics.stat().st_size if run.metrics.is_file() else 0
-    if not size:
+    if not size and not (run.path / "plan.json").is_file():
         return None
     if size > MOST_METRICS_MB * 2**20:
         return f"for a report write: hora report {_shown(run.path)}"

@@ -10,6 +10,7 @@
       logs/rank-0.log   everything rank 0 printed; after a restart in logs/attempt-2/
       failures/         one JSON file per rank that raised; after a restart in failures/attempt-2/
       events/           one file of timeline events per rank
+      plan.json         what hora plan said before, of a run with --plan
       timeline.json     Chrome trace of all ranks; opens in Perfetto
       mlperf.log        when the workload keeps one
       report.html

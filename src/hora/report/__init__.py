@@ -24,12 +24,14 @@ from hora.report._account import Account, account
 from hora.report._charts import Curve, line_chart
 from hora.report._page import markdown_of, write_report
 from hora.report._plan import scatter_svg, sweep_svg
+from hora.report._planned import checked as checked_plan
 
 __all__ = [
     "STYLE",
     "Account",
     "Curve",
     "account",
+    "checked_plan",
     "line_chart",
     "markdown_of",
     "scatter_svg",

@@ -16,6 +16,7 @@ from hora.report import _worlds as worlds
 from hora.report._account import account
 from hora.report._charts import Bar, Box, Curve, Rule, bar_chart, box_chart, line_chart
 from hora.report._markdown import inline_code
+from hora.report._planned import rows as planned_rows
 from hora.report._read import Record, RunData, mapping, read, real
 from hora.report._scale import Point, moving_average
 from hora.report._verdicts import explanations, read_verdicts
@@ -78,6 +79,7 @@ def render(data: RunData, *, most_timeline_mb: float = MOST_TIMELINE_MB) -> str:
     explained = explanations(verdicts)
     first = story.first_failure(data)
     scaling = story.scaling(data)
+    planned = planned_rows(data)
     page = environment.get_template("page.html.j2").render(
         style=markupsafe.Markup((Path(__file__).parent / "page.css").read_text(encoding="utf-8")),
         title=_title(data),
@@ -104,6 +106,7 @@ def render(data: RunData, *, most_timeline_mb: float = MOST_TIMELINE_MB) -> str:
             )
             if chart["svg"]
         ],
+        planned=planned,
         worlds=rows[:MOST_ROWS],
         more_worlds=max(0, len(rows) - MOST_ROWS),
         worlds_text=worlds.sentence(rows),

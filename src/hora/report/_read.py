@@ -307,6 +307,7 @@ def _list_files(run: RunDirectory, data: RunData) -> None:
         (run.metrics, "loss, accuracy and throughput, one JSON object per line"),
         (run.path / "predictions.json", "the sample predictions shown above"),
         (run.path / "detections.json", "the drawn detections shown above"),
+        (run.path / "plan.json", "what the plan said before"),
         (run.timeline, "what each rank did when"),
         (run.path / "timeline.svg", "where each rank's time went"),
         (run.path / "verdicts.jsonl", "what the guard found"),
