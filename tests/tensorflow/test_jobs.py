@@ -140,3 +140,21 @@ def losses(forked: Forked, script: Path, workers: int, folder: Path) -> list[flo
     code, text = run_job(forked, workers, script, folder=made)
     assert code == 0, text
     return [float(number) for number in re.findall(r"^(?:\[0\] ?)?(\d+\.\d+)$", text, re.MULTILINE)]
+
+
+def test_a_killed_rank_costs_steps_and_nothing_else(forked: Forked, tmp_path: Path) -> None:
+    """Rank 0 or rank 1 is killed; the job is started anew and ends as one that was left alone."""
+    found = {}
+    for victim in (-1, 0, 1):
+        folder = tmp_path / str(victim)
+        folder.mkdir()
+        out = folder / "trained.npz"
+        flags = ("--restarts", "1")
+        code, text = run_job(forked, 3, "elastic.py", str(victim), str(out), folder=folder, flags=flags)
+        assert code == 0, text
+        assert ("SIGKILL" in text) == (victim >= 0), text
+        found[victim] = dict(np.load(out))
+    for victim in (0, 1):
+        for name, value in found[-1].items():
+            np.testing.assert_array_equal(found[victim][name], value, err_msg=f"{victim} {name}")
+    assert found[0]["step"] == 16

@@ -7,6 +7,9 @@ names are those that Horovod made standard.
 
 from __future__ import annotations
 
+from hora.jax import (
+    elastic as elastic,
+)
 from hora.jax._arrays import (
     global_array,
     local,

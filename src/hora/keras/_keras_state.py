@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
-from hora.core import commits
+from hora.adapter import stored
 from hora.core.errors import CheckpointError, UsageError
 from hora.keras._backend import api, engine
 from hora.keras._variables import broadcast_variables, variables_of
 
 __all__ = ["KerasState"]
-
-STATE = "state.npz"
-KEPT = 2
-"""Commits kept on the disk: the last one, and the one before in case that is damaged."""
 
 Base: Any = engine.State
 
@@ -83,8 +76,9 @@ class KerasState(Base):  # type: ignore[misc] # what it derives from depends on 
             CheckpointError: it cannot be written.
         """
         super().commit()
-        if api.rank() == 0 and (folder := _folder()) is not None:
-            self._write(folder)
+        if api.rank() == 0 and (folder := stored.folder_of(api.context().run)) is not None:
+            values = {name: getattr(self, name) for name in self._names}
+            stored.write(folder, count=self._commits, world=api.size(), values=values, arrays=self._arrays)
 
     def _sync(self, root: int) -> None:
         if root == 0 and self._commits == 0:
@@ -96,51 +90,14 @@ class KerasState(Base):  # type: ignore[misc] # what it derives from depends on 
 
     def _resume(self) -> None:
         """Begin with the last commit of an earlier attempt, if there is one; rank 0 reads it."""
-        folder = _folder()
-        found = _newest(folder) if folder is not None and api.rank() == 0 else None
+        folder = stored.folder_of(api.context().run)
+        found = stored.newest(folder) if folder is not None and api.rank() == 0 else None
         if found is not None:
-            with np.load(found / STATE, allow_pickle=False) as stored:
-                values = json.loads(bytes(stored["values"]))
-                arrays = [
-                    _typed(stored[str(index)], kind) for index, kind in enumerate(values.pop("_dtypes"))
-                ]
-            self._commits = int(values.pop("_commits"))
-            for name, value in values.items():
+            self._commits = found.commits
+            for name, value in found.values.items():
                 setattr(self, name, value)
-            self._take(arrays)
+            self._take(found.arrays)
         self._commits = api.broadcast_object(self._commits, 0)
-
-    def _write(self, folder: Path) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            place = commits.free_place(folder, self._commits)
-            place.path.mkdir()
-            values = {name: getattr(self, name) for name in self._names}
-            values |= {"_commits": self._commits, "_dtypes": [str(array.dtype) for array in self._arrays]}
-            with (place.path / STATE).open("wb") as file:
-                np.savez(
-                    file,
-                    values=np.frombuffer(json.dumps(values).encode(), np.uint8),
-                    **{str(index): _plain(array) for index, array in enumerate(self._arrays)},
-                )
-                file.flush()
-                os.fsync(file.fileno())
-            size, digest = (place.path / STATE).stat().st_size, commits.digest_of(place.path / STATE)
-            commits.write(
-                place.path,
-                commits.Commit(
-                    step=self._commits,
-                    world=api.size(),
-                    files={STATE: (size, digest)},
-                    time=(place.path / STATE).stat().st_mtime,
-                ),
-            )
-            commits.prune(commits.places(folder), keep=KEPT)
-        except (OSError, TypeError) as error:
-            raise CheckpointError(
-                f"The state cannot be committed to {folder}: {error}",
-                fix="Give the state values that JSON takes, and see that there is space on the disk.",
-            ) from error
 
     def _now(self) -> list[Any]:
         if not self._model.built:
@@ -166,32 +123,3 @@ class KerasState(Base):  # type: ignore[misc] # what it derives from depends on 
     def _place_loader(self) -> None:
         if self._loader is not None:
             self._loader.load_state_dict({"position": self.position})
-
-
-def _folder() -> Path | None:
-    run = api.context().run
-    return None if run is None else run.path / "checkpoints"
-
-
-def _newest(folder: Path) -> Path | None:
-    """The last commit that is whole."""
-    for place in commits.places(folder):
-        try:
-            if commits.problem_of(place.path, commits.read(place)) is None:
-                return place.path
-        except commits.DamagedError:
-            continue  # a worker was killed while it wrote; the one before is whole
-    return None
-
-
-def _plain(array: Any) -> Any:
-    """bfloat16 and float8 as bytes: NumPy's files know its own dtypes only."""
-    return array if array.dtype.isbuiltin == 1 else array.view(f"u{array.dtype.itemsize}")
-
-
-def _typed(array: Any, kind: str) -> Any:
-    if str(array.dtype) == kind:
-        return array
-    import ml_dtypes
-
-    return array.view(np.dtype(getattr(ml_dtypes, kind)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from hora.core import commits
 from hora.core.plural import plural
 from hora.core.rundir import RunDirectory
 from hora.launch._elastic import ElasticSupervisor
@@ -55,6 +56,7 @@ class Attempts:
         self._job = job
         self._began = time.monotonic()
         self._without_progress = 0
+        self._newest: int | None = None
 
     def start(self, *, announce: bool) -> Ended:
         """Start all ranks, and wait for their end."""
@@ -75,6 +77,15 @@ class Attempts:
         )
         return ended
 
+    def _on_disk(self) -> int | None:
+        """The newest commit in the run directory: an elastic state's, which the ranks do not report."""
+        for place in commits.places(self.run.path / "checkpoints"):
+            try:
+                return commits.read(place).step
+            except commits.DamagedError:
+                continue  # not whole: a rank was killed while it wrote
+        return None
+
     def repeat(self, ended: Ended) -> tuple[bool, str | None]:
         """Whether to start the ranks again, and what to say about that.
 
@@ -84,7 +95,10 @@ class Attempts:
         if ended.failure is None or not self._job.restarts:
             return False, None
         # What an attempt commits is newer than what it was started from.
-        self._without_progress = 0 if ended.saved is not None else self._without_progress + 1
+        newest = ended.saved if ended.saved is not None else self._on_disk()
+        progress = ended.saved is not None or newest != self._newest
+        self._newest = newest
+        self._without_progress = 0 if progress else self._without_progress + 1
         used = len(self.done) - 1
         if used >= self._job.restarts:
             return False, f"hora: no restart is left: all {used} were used (--restarts)"
@@ -96,5 +110,10 @@ class Attempts:
             )
         self.run = self.run.again()
         saved = [attempt.saved for attempt in self.done if attempt.saved is not None]
-        origin = f"from the checkpoint of step {saved[-1]}" if saved else "no checkpoint was saved yet"
+        if saved:
+            origin = f"from the checkpoint of step {saved[-1]}"
+        elif newest is not None:
+            origin = f"from commit {newest}"
+        else:
+            origin = "no checkpoint was saved yet"
         return True, f"hora: restart {used + 1} of {self._job.restarts}, {origin}"

@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
-import pickle
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hora.adapter import stored
 from hora.core.errors import CheckpointError, UsageError
 from hora.tensorflow._context import current, required
 from hora.tensorflow._objects import broadcast_object
 from hora.tensorflow._variables import _value, broadcast_variables
 
 __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
-
-FILE = "elastic-state.pickle"
 
 
 def run(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,7 +88,7 @@ class State:
 
 
 class ObjectState(State):
-    """A state of plain values, which are its attributes.
+    """A state of plain values such as JSON takes, which are its attributes.
 
     Args:
         bcast_object: accepted for scripts that give Horovod's function; Hora's is used.
@@ -111,11 +107,21 @@ class ObjectState(State):
         self.__dict__.update(kwargs)
         self._names = list(kwargs)
         self._saved = copy.deepcopy(kwargs)
+        self._commits = 0
 
     def save(self) -> None:
         """Keep a copy of the values; rank 0 writes it."""
         self._keep()
-        _write(self._committed())
+        self._commits += 1
+        folder = stored.folder_of(required("elastic").run) if current.is_initialized() else None
+        if folder is not None and current.rank() == 0:
+            stored.write(
+                folder,
+                count=self._commits,
+                world=current.size(),
+                values=self._saved,
+                arrays=self._committed_arrays(),
+            )
 
     def restore(self) -> None:
         """The values of the last copy."""
@@ -123,8 +129,12 @@ class ObjectState(State):
 
     def sync(self) -> None:
         """Rank 0's values, on all ranks: those of the last commit after a restart."""
-        found = _read()
+        context = required("elastic")
+        folder = stored.folder_of(context.run)
+        again = (context.settings.attempt or 1) > 1
+        found = stored.newest(folder) if folder is not None and again and context.world.rank == 0 else None
         if found is not None:
+            self._commits = found.commits
             self._take(found)
         values = broadcast_object({name: getattr(self, name) for name in self._names}, 0)
         self.__dict__.update(values)
@@ -133,11 +143,11 @@ class ObjectState(State):
     def _keep(self) -> None:
         self._saved = copy.deepcopy({name: getattr(self, name) for name in self._names})
 
-    def _committed(self) -> dict[str, Any]:
-        return {"values": self._saved}
+    def _committed_arrays(self) -> list[Any]:
+        return []
 
-    def _take(self, committed: dict[str, Any]) -> None:
-        self.__dict__.update(committed["values"])
+    def _take(self, committed: stored.Stored) -> None:
+        self.__dict__.update(committed.values)
 
 
 class TensorFlowState(ObjectState):
@@ -178,12 +188,12 @@ class TensorFlowState(ObjectState):
     def _keep_variables(self) -> None:
         self._arrays = [np.array(_value(variable).numpy()) for variable in self._held()]
 
-    def _committed(self) -> dict[str, Any]:
-        return super()._committed() | {"arrays": self._arrays}
+    def _committed_arrays(self) -> list[Any]:
+        return self._arrays
 
-    def _take(self, committed: dict[str, Any]) -> None:
+    def _take(self, committed: stored.Stored) -> None:
         super()._take(committed)
-        arrays, held = committed["arrays"], self._held()
+        arrays, held = committed.arrays, self._held()
         if [array.shape for array in arrays] != [tuple(variable.shape) for variable in held]:
             raise CheckpointError(
                 f"The last commit of this run holds {len(arrays)} variables of other shapes than the "
@@ -224,29 +234,3 @@ class TensorFlowKerasState(TensorFlowState):
 def _values_of(optimizer: Any) -> Any:
     found = optimizer.variables
     return found() if callable(found) else found
-
-
-def _path() -> Path | None:
-    run = required("elastic").run
-    return None if run is None else run.path / FILE
-
-
-def _write(committed: dict[str, Any]) -> None:
-    """Rank 0 puts a commit in the place of the last one, whole or not at all."""
-    if not current.is_initialized() or current.rank() != 0 or (path := _path()) is None:
-        return
-    with path.with_suffix(".new").open("wb") as file:
-        pickle.dump(committed, file)
-        file.flush()
-        os.fsync(file.fileno())
-    path.with_suffix(".new").replace(path)
-
-
-def _read() -> dict[str, Any] | None:
-    """On rank 0, the last commit of an earlier attempt of this run."""
-    context = required("elastic")
-    path = _path()
-    if context.world.rank != 0 or (context.settings.attempt or 1) == 1 or path is None or not path.exists():
-        return None
-    found: dict[str, Any] = pickle.loads(path.read_bytes())
-    return found
