@@ -1,4 +1,4 @@
-"""Fixtures for all tests: bodies that run on several ranks, and a check that nothing is left behind."""
+"""For all tests: bodies on several ranks, tests that run alone, a check that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -7,16 +7,46 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.room import Room
+
+_room = pytest.StashKey[Room]()
+_folder = pytest.StashKey[str]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "ranks(*sizes): run the body on this many ranks (see tests/ranks.py)")
+    config.addinivalue_line("markers", "alone: it measures seconds, so no other test runs meanwhile")
+    given = getattr(config, "workerinput", None)  # by pytest-xdist, to each of its processes
+    if given is None:
+        place = tempfile.TemporaryDirectory(prefix="room-")
+        config.add_cleanup(place.cleanup)
+        config.stash[_folder] = place.name
+    config.stash[_room] = Room(Path(config.stash[_folder] if given is None else given["room"]))
+    config.add_cleanup(config.stash[_room].close)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["room"] = node.config.stash[_folder]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    # Around all else of a test: its time limit does not count the seconds for which others are waited for.
+    with item.config.stash[_room].entered(alone=item.get_closest_marker("alone") is not None):
+        return (yield)
+
+
+@pytest.fixture(scope="session")
+def room(request: pytest.FixtureRequest) -> Room:
+    """Where this process runs its tests: for those whose jobs go on when a test has ended."""
+    return request.config.stash[_room]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -26,6 +26,7 @@ def hora(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.alone
 def test_help_answers_in_under_0_3_seconds_and_lists_every_verb() -> None:
     seconds = []
     for _ in range(3):

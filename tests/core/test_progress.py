@@ -445,6 +445,7 @@ def test_pipe_limits_its_rate_and_keeps_the_last(pipe: tuple[int, int]) -> None:
     assert [json.loads(line)["done"] for line in read(pipe[0])] == [5]
 
 
+@pytest.mark.alone
 def test_pipe_that_is_full_or_closed_never_blocks_or_raises(pipe: tuple[int, int]) -> None:
     shown = PipeDisplay(pipe[1], every=0.0)
     start = time.monotonic()
@@ -470,6 +471,7 @@ def test_records_stay_atomic(pipe: tuple[int, int]) -> None:
     assert isinstance(decode(note), str)
 
 
+@pytest.mark.alone
 def test_an_update_between_two_records_costs_microseconds(pipe: tuple[int, int]) -> None:
     shown = PipeDisplay(pipe[1], every=3600.0)
     shown.update(HALF)

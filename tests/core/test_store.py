@@ -147,6 +147,7 @@ def test_a_value_is_waited_for_in_several_threads() -> None:
         assert together([*waiting, lambda: ranks[0].set("later", b"x")]) == [b"x", b"x", b"x", None]
 
 
+@pytest.mark.alone
 def test_who_does_not_come_is_named_to_all_and_the_key_is_free_again() -> None:
     with stores(4) as ranks:
         began = time.monotonic()
@@ -192,6 +193,7 @@ def test_contradictions_are_told_to_all_who_are_in_them() -> None:
         )
 
 
+@pytest.mark.alone
 def test_the_end_of_a_rank_is_heard_of_at_once() -> None:
     code = """
 mine = Store.connect("127.0.0.1", int(sys.argv[1]), rank=1, size=3, timeout=30)
@@ -239,6 +241,7 @@ mine.get("never")
 """
 
 
+@pytest.mark.alone
 def test_the_end_of_rank_0_is_heard_of_at_once() -> None:
     with rank_process(SERVES) as child:
         assert child.stdout is not None

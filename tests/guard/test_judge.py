@@ -572,6 +572,7 @@ def _work(size: int) -> float:
     return spent
 
 
+@pytest.mark.alone
 def test_the_work_for_a_hung_job_is_small_and_grows_linearly() -> None:
     small = min(_work(64) for _ in range(3))
     large = min(_work(1024) for _ in range(2))

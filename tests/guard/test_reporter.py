@@ -145,6 +145,7 @@ def test_a_rank_that_failed_elsewhere_is_an_echo_here(supervisor: Supervisor) ->
     assert error.echo
 
 
+@pytest.mark.alone
 def test_without_a_supervisor_everything_goes_on(supervisor: Supervisor) -> None:
     supervisor.socket.shutdown(socket.SHUT_RDWR)
     assert enter(supervisor.reporter, "allreduce") == (0, 1)

@@ -26,6 +26,7 @@ def _killed_while_others_wait(folder: str) -> None:
     hvd.shutdown()
 
 
+@pytest.mark.alone
 def test_a_dead_rank_is_told_to_all_others_within_two_seconds(tmp_path: Path) -> None:
     with pytest.raises(RankFailure, match="without a word"):
         run_ranks(3, _killed_while_others_wait, str(tmp_path))
@@ -48,6 +49,7 @@ def _coordinator_dies(folder: str) -> None:
     hvd.shutdown()
 
 
+@pytest.mark.alone
 def test_the_death_of_rank_0_is_told_too(tmp_path: Path) -> None:
     with pytest.raises(RankFailure, match="without a word"):
         run_ranks(2, _coordinator_dies, str(tmp_path))

@@ -6,6 +6,7 @@ import json
 import re
 import resource
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import hora
 from hora.core.errors import JobFailedError
 from hora.core.rundir import RunDirectory
 from hora.launch import Job, ScriptTarget, run_job
+from hora.launch._guard import Guard
 from hora.launch._link import LONGEST_RECORD, MOST_WAITING
+from hora.launch._loop import Loop
 
 HAND = """
 import json, socket, zlib
@@ -96,6 +99,7 @@ def test_equal_calls_go_on_and_leave_no_verdict(bench: Bench) -> None:
     assert not (ended.run / "verdicts.jsonl").exists()
 
 
+@pytest.mark.alone
 def test_a_failure_reaches_the_others_before_the_failed_rank_has_ended(bench: Bench) -> None:
     ended = bench(
         HAND
@@ -123,6 +127,7 @@ finally:
     assert "Traceback (most recent call last):" in verdict["text"]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("end", "code", "words"),
     [
@@ -142,6 +147,7 @@ def test_each_way_to_die_is_told(bench: Bench, end: str, code: int, words: str) 
     assert ended.out.count("alarm rank-failed") == 2
 
 
+@pytest.mark.alone
 def test_an_echo_is_told_only_when_nothing_better_comes(bench: Bench) -> None:
     body = """
 if rank == 0:
@@ -158,6 +164,7 @@ hear()
     assert "rank 1 of 3 failed" in ended.err
 
 
+@pytest.mark.alone
 def test_an_echo_without_a_cause_is_the_failure_within_two_seconds(bench: Bench) -> None:
     ended = bench(
         HAND + "if rank == 0: raise ConnectionResetError('Connection reset by peer')\nhear()", workers=3
@@ -528,3 +535,30 @@ def test_a_job_that_is_ended_before_a_verdict_is_due_says_who_waited(bench: Benc
         second,
     )
     assert verdicts(ended.run) == []
+
+
+def test_a_judge_that_was_kept_from_working_looks_again_soon(tmp_path: Path) -> None:
+    """On a busy host a look may take long, though it is little work: that is no reason to rest for long."""
+    job = Job(target=ScriptTarget("job.py"), run_dir=tmp_path / "run")
+    loop = Loop()
+    guard = Guard(
+        job,
+        RunDirectory.create(tmp_path / "run"),
+        loop,
+        say=lambda _: None,
+        alarmed=lambda _: None,
+        announce=False,
+    )
+    judge = guard._judge
+    assert judge is not None
+
+    def held_up(now: float | None = None) -> float:
+        time.sleep(0.5)
+        return judge.SOON
+
+    judge.tick = held_up  # type: ignore[method-assign]
+    guard._tick()
+    assert guard._ticks.at is not None
+    assert guard._ticks.at - time.monotonic() < 0.5  # a rest as for work would be 2 s
+    guard.close()
+    loop.close()

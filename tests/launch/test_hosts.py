@@ -229,6 +229,7 @@ while True:
 """
 
 
+@pytest.mark.alone
 def test_the_guard_names_a_late_rank_on_another_host(on_hosts: OnHosts) -> None:
     """Its checks, its board and its stacks come over; then the rank is killed and replaced."""
     bench = on_hosts.bench
@@ -269,6 +270,7 @@ def test_the_launcher_is_stopped_or_killed(on_hosts: OnHosts, how: signal.Signal
     bench.wait_for(lambda: not bench.marked(str(bench.folder)))
 
 
+@pytest.mark.alone
 def test_a_console_that_is_not_read_loses_no_host(bench: Bench) -> None:
     """The launcher waits for its reader, for longer than a host may be silent."""
     body = "print('\\n'.join(['y' * 99] * 20_000))\n"
@@ -437,6 +439,7 @@ def _living(pid: int) -> bool:
     return path.exists() and path.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+@pytest.mark.alone
 def test_an_agent_that_hears_nothing_kills_its_workers(agent: Agent, bench: Bench) -> None:
     pid = _start(agent)
     last = time.monotonic()
@@ -509,6 +512,7 @@ def test_addresses() -> None:
 # --- the network ----------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 def test_a_cut_network(tmp_path: Path) -> None:
     try:
         with two_hosts(tmp_path) as hosts:

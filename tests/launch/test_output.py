@@ -217,6 +217,7 @@ def test_an_endless_line_comes_in_pieces_that_split_no_character() -> None:
     assert all(len(line) <= LONGEST_LINE for line in out.split(b"\n"))
 
 
+@pytest.mark.alone
 def test_splitting_a_long_line_with_carriage_returns_takes_linear_time() -> None:
     began = time.monotonic()
     Lines().feed(b"x" * 2_000_000 + b"\r\n" + b"\r" * 200_000 + b"\n", 0.0)

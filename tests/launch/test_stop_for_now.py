@@ -94,6 +94,7 @@ def test_ranks_that_come_to_no_step_edge_are_stopped_after_the_grace(bench: Benc
     assert "within 0.5 s (HORA_STOP_GRACE); 2 workers stopped." in err
 
 
+@pytest.mark.alone
 def test_a_second_signal_stops_at_once(bench: Bench) -> None:
     process = started(bench, "ready()\ntime.sleep(60)\n")
     began = time.monotonic()

@@ -52,6 +52,7 @@ def _is_python_job(pid: int) -> bool:
         return False
 
 
+@pytest.mark.alone
 def test_sigkill_to_the_launcher_leaves_nothing_within_five_seconds(bench: Bench) -> None:
     process = _running(bench)
     process.kill()
@@ -168,6 +169,7 @@ def test_ctrl_c_ends_in_one_line(bench: Bench) -> None:
     assert not bench.marked(bench.folder.name)
 
 
+@pytest.mark.alone
 def test_a_second_ctrl_c_kills_at_once(bench: Bench) -> None:
     path = bench.script(
         "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"

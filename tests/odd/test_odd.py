@@ -11,17 +11,19 @@ from pathlib import Path
 
 import pytest
 from tests.broken._expect import Jobs, Script, problems, scripts
+from tests.room import Room
 
 SCRIPTS = {script.name: script for script in scripts(Path(__file__).parent)}
 
 
 @pytest.fixture(scope="module")
-def jobs(request: pytest.FixtureRequest) -> Iterator[Jobs]:
+def jobs(request: pytest.FixtureRequest, room: Room) -> Iterator[Jobs]:
     tests = [item for item in request.session.items if item.path == request.path]
     chosen = [item.callspec.params["name"] for item in tests if isinstance(item, pytest.Function)]
-    jobs = Jobs([SCRIPTS[name] for name in chosen], real="REAL_RANKS" in os.environ)
-    yield jobs
-    jobs.close()
+    with room.entered():  # until the last one: jobs run ahead of the tests
+        jobs = Jobs([SCRIPTS[name] for name in chosen], real="REAL_RANKS" in os.environ)
+        yield jobs
+        jobs.close()
 
 
 @pytest.mark.parametrize("name", list(SCRIPTS))

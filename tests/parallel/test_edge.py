@@ -64,6 +64,7 @@ def test_each_asked_at_another_step() -> None:
     assert steps_until_asked({(2, 3): term, (0, 4): term, (1, 7): term}) == 4
 
 
+@pytest.mark.alone
 @ranks(2)
 def test_a_slow_rank_is_not_waited_for_before_the_next_edge() -> None:
     edge = step_edge()

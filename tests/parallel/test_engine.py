@@ -343,6 +343,7 @@ def test_futures() -> None:
 # --- what goes wrong ----------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 @ranks(2, 3)
 def test_different_collectives_are_an_error_on_every_rank() -> None:
     began = time.monotonic()
@@ -359,6 +360,7 @@ def test_different_collectives_are_an_error_on_every_rank() -> None:
         dist.barrier()
 
 
+@pytest.mark.alone
 def test_a_killed_rank_is_an_error_on_the_others() -> None:
     def body() -> None:
         dist.barrier()
@@ -377,6 +379,7 @@ def test_a_killed_rank_is_an_error_on_the_others() -> None:
     assert "did not raise" not in str(raised.value).lower()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("when", ["asleep", "about to sleep", "to come"])
 def test_whoever_finds_a_killed_rank_tells_the_others(when: str) -> None:
     """They must not find out one after the other, each a slice later; wherever they are just then.
@@ -420,6 +423,7 @@ def test_whoever_finds_a_killed_rank_tells_the_others(when: str) -> None:
     assert str(raised.value) == "--- rank 2\nended without a word"
 
 
+@pytest.mark.alone
 def test_a_rank_that_is_killed_while_it_arrives() -> None:
     """Between the lines of arriving, too."""
 
@@ -437,6 +441,7 @@ def test_a_rank_that_is_killed_while_it_arrives() -> None:
     assert str(raised.value) == "--- rank 1\nended without a word"
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("seed", range(8))
 def test_a_rank_killed_at_any_moment(seed: int) -> None:
     chance = random.Random(seed)

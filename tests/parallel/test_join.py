@@ -386,6 +386,7 @@ def _refused(call: Callable[[], Any], steps: int) -> tuple[float, str]:
     return time.monotonic() - start, str(raised.value)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", CALLS)
 def test_what_a_joined_rank_cannot_answer_is_an_error_on_all(name: str) -> None:
     # Without a step in between nobody knows yet that rank 0 has joined.

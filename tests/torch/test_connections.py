@@ -14,6 +14,7 @@ import hora.torch as hora
 from hora.torch._connections import Connections
 
 
+@pytest.mark.alone
 @ranks(2, 3)
 def test_closing_ends_what_waits_and_nothing_else() -> None:
     connections = Connections()

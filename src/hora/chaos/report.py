@@ -66,13 +66,16 @@ def outcomes(done: Sequence[Done], run: RunDirectory, found: History) -> list[Ou
         until = float("inf") if following is None else following.time
         seen = [time for time, _ in noted if one.time <= time < until]
         seen += [time for time in resets if one.time <= time < until]
+        kinds = dict.fromkeys(kind for time, kind in noted if one.time <= time < until)
+        if one.failed_saves:  # what the full disk had no room for was told on the console
+            kinds["checkpoint-failed"] = None
         made.append(
             Outcome(
                 done=one,
                 noticed=min(seen) - one.time if seen else None,
                 next_step=_next_step(one, until, found),
                 repeated=sum(count for time, count in found.repeats if one.time <= time < until),
-                verdicts=tuple(dict.fromkeys(kind for time, kind in noted if one.time <= time < until)),
+                verdicts=tuple(kinds),
             )
         )
     return made

@@ -39,7 +39,10 @@ ECHO_PATIENCE = 0.8
 """Seconds in which the failure may still be heard of that made another rank lose its connection."""
 
 SHARE = 4
-"""The judge rests at least so many times as long as it has worked, however many records come."""
+"""The judge rests at least so many times as long as it has worked, however many records come.
+
+Work is processor time: a judge that a busy host has kept from working need not rest for that, too.
+"""
 
 MOST_COMPLAINTS = 5
 
@@ -339,13 +342,12 @@ class Guard:
             self._ticks.by(max(time.monotonic(), self._earliest))
 
     def _tick(self) -> None:
-        began = time.monotonic()
+        began, worked = time.monotonic(), time.thread_time()
         with self._unharmed():
             if self._judge is None or self._judge.stopped:
                 return
             patience = self._judge.tick(began)
-            ended = time.monotonic()
-            self._earliest = ended + SHARE * (ended - began)
+            self._earliest = time.monotonic() + SHARE * (time.thread_time() - worked)
             self._ticks.at = max(began + patience, self._earliest)
 
     def _failed(self, rank: int, outcome: Outcome) -> None:
