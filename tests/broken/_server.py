@@ -30,6 +30,7 @@ import sys
 import threading
 import time
 import types
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +89,18 @@ def _import(module: str) -> None:
         torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     elif module == "hora.tensorflow":
         importlib.import_module("keras")  # TensorFlow imports it late
+    elif module == "hora.keras":
+        # As if the other frameworks were not installed: nothing may need them.
+        for other in {"torch", "tensorflow", "jax"} - {os.environ["KERAS_BACKEND"]}:
+            sys.modules[other] = None  # type: ignore[assignment]
+    # JAX, once imported, warns of each fork. Here no thread is running that a fork could lose.
+    warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
     for names, copy in ((module,), _of_rank), (SUPERVISOR, _of_supervisor):
         for name in names:
             importlib.import_module(name)
         copy.update(_take_out())
-    if "torch" in sys.modules:  # as the backend of Keras, too
-        sys.modules["torch"].set_num_threads(1)
+    if (torch := sys.modules.get("torch")) is not None:  # as the backend of Keras, too
+        torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # so that collections in the forks do not go through what they share
 
@@ -292,8 +299,8 @@ def _forget() -> None:
     faulthandler.disable()
     random.seed()
     np.random.seed()
-    if "torch" in sys.modules:
-        sys.modules["torch"].seed()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.seed()
 
 
 def _run(worker: Path) -> int:

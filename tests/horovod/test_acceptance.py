@@ -1,21 +1,18 @@
 """Horovod's interface as its scripts use it: whole modules of tests, run by every rank of a real job.
 
-One job for each number of workers, as each rank has to import its framework.
+One job for each number of workers. Ranks are forked from a process that has imported their framework.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.forked import Forked
 
 HERE = Path(__file__).parent
-SOURCE = str(HERE.parents[1] / "src")
-
 
 TORCH = ("operations", "optimizers", "breadth")
 TENSORFLOW = ("tensorflow_operations", "tensorflow_training")
@@ -25,8 +22,8 @@ LIMIT = 200
 
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.timeout(LIMIT + 20)
-def test_acceptance(workers: int, tmp_path: Path) -> None:
-    _run(TORCH, workers, tmp_path)
+def test_acceptance(workers: int, torch: Forked, tmp_path: Path) -> None:
+    _run(torch, TORCH, workers, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -35,32 +32,37 @@ def test_acceptance(workers: int, tmp_path: Path) -> None:
     ids=["1", "2", "3"],
 )
 @pytest.mark.timeout(LIMIT + 20)
-def test_acceptance_of_tensorflow(workers: int, modules: tuple[str, ...], tmp_path: Path) -> None:
-    _run(modules, workers, tmp_path)
+def test_acceptance_of_tensorflow(
+    workers: int, modules: tuple[str, ...], tensorflow: Forked, tmp_path: Path
+) -> None:
+    _run(tensorflow, modules, workers, tmp_path)
 
 
-def _run(modules: Sequence[str], workers: int, tmp_path: Path, *, limit: int = LIMIT) -> None:
+@pytest.fixture(scope="module")
+def torch() -> Iterator[Forked]:
+    yield from _forked("hora.torch")
+
+
+@pytest.fixture(scope="module")
+def tensorflow() -> Iterator[Forked]:
+    yield from _forked("hora.tensorflow", TF_NUM_INTRAOP_THREADS="1", TF_CPP_MIN_LOG_LEVEL="2")
+
+
+def _forked(module: str, **variables: str) -> Iterator[Forked]:
+    forked = Forked(module, patience=LIMIT + 10, env=variables)
+    yield forked
+    forked.close()
+
+
+def _run(forked: Forked, modules: Sequence[str], workers: int, tmp_path: Path) -> None:
     pytest_flags = [
         *("-q", "-x", "--noconftest", "-p", "no:cacheprovider", "-c", os.devnull),
         *("--rootdir", str(tmp_path)),
     ]
-    ended = subprocess.run(
-        [
-            *(sys.executable, "-m", "hora", "run", "--horovod", "-np", str(workers)),
-            *("--run-dir", str(tmp_path / "run"), "--timeout", str(limit), "-m", "pytest", *pytest_flags),
-            *(str(HERE / "acceptance" / f"{module}.py") for module in modules),
-        ],
-        capture_output=True,
-        text=True,
-        env={
-            **os.environ,
-            "PYTHONPATH": SOURCE,
-            "OMP_NUM_THREADS": "1",
-            "TF_NUM_INTRAOP_THREADS": "1",
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-            "HORA_TIMEOUT": "30",
-        },
-        cwd=tmp_path,
-        check=False,
+    code, text = forked.run(
+        *("--horovod", "-np", str(workers), "--env", "HORA_TIMEOUT=30"),
+        *("--run-dir", str(tmp_path / "run"), "--timeout", str(LIMIT), "-m", "pytest", *pytest_flags),
+        *(str(HERE / "acceptance" / f"{module}.py") for module in modules),
+        folder=tmp_path,
     )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert code == 0, text

@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 # As if the other frameworks were not installed: nothing may need them.
 for other in {"torch", "tensorflow", "jax"} - {os.environ["KERAS_BACKEND"]}:
@@ -31,7 +32,10 @@ from hora.core.errors import CollectiveError, GlobalBatchError, GradientError, U
 from hora.keras._metrics import average  # noqa: E402
 from hora.keras._optimizer import Distributed  # noqa: E402
 
+T = TypeVar("T")
 BACKEND = keras.backend.backend()
+PLAIN = {"jit_compile": BACKEND == "jax"}
+"""How plain models are compiled: TensorFlow's would go through XLA for a few seconds each."""
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(48, 8)).astype("float32")
 Y = (X @ RNG.normal(size=(8, 1)) + 0.1 * RNG.normal(size=(48, 1))).astype("float32")
@@ -61,12 +65,21 @@ def share(rows: int = 48) -> np.ndarray:
     return np.concatenate([np.arange(start, start + per) for start in starts])
 
 
-def alone(optimizer: keras.optimizers.Optimizer, **compiled: object) -> tuple[keras.Model, dict]:
-    """The same training by plain Keras on this process, on the whole batches."""
-    model = network(seed=0)
-    model.compile(optimizer, "mse", **{"metrics": ["mae"]} | compiled)
-    history = model.fit(X, Y, batch_size=GLOBAL, epochs=3, shuffle=False, verbose=0)
-    return model, history.history
+def once(call: Callable[[], T]) -> T:
+    """What one worker would find, by plain Keras: rank 0 computes it, and tells the others."""
+    return hora.broadcast_object(call() if hora.rank() == 0 else None)
+
+
+def alone(optimizer: keras.optimizers.Optimizer) -> tuple[np.ndarray, dict]:
+    """The weights and the history of the same training by plain Keras, on the whole batches."""
+
+    def train() -> tuple[np.ndarray, dict]:
+        model = network(seed=0)
+        model.compile(optimizer, "mse", metrics=["mae"], **PLAIN)
+        history = model.fit(X, Y, batch_size=GLOBAL, epochs=3, shuffle=False, verbose=0)
+        return weights(model), history.history
+
+    return once(train)
 
 
 def together(optimizer: keras.optimizers.Optimizer, *more: object, built: bool = True, **compiled: object):
@@ -94,8 +107,7 @@ def together(optimizer: keras.optimizers.Optimizer, *more: object, built: bool =
 @functools.cache
 def reference() -> np.ndarray:
     """The weights of one worker after its training by plain SGD."""
-    model, _ = alone(keras.optimizers.SGD(0.05))
-    return weights(model)
+    return alone(keras.optimizers.SGD(0.05))[0]
 
 
 def case_fit_is_that_of_one_worker() -> None:
@@ -107,7 +119,7 @@ def case_fit_is_that_of_one_worker() -> None:
         plain, expected = alone(call())
         model, history = together(hora.DistributedOptimizer(call()))
         assert same_everywhere(weights(model)), name
-        np.testing.assert_allclose(weights(model), weights(plain), rtol=0, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(weights(model), plain, rtol=0, atol=1e-6, err_msg=name)
         for key in ("loss", "mae"):
             np.testing.assert_allclose(history[key], expected[key], rtol=1e-5, err_msg=f"{name} {key}")
 
@@ -119,16 +131,20 @@ def case_a_model_without_an_input_shape_is_built_before_its_first_step() -> None
 
 def case_accumulated_batches_make_one_step() -> None:
     # Two batches of 12 whose gradients make a mean are one of 24; their sum is as a rate twice as large.
-    expected = network()
-    expected.compile(keras.optimizers.SGD(0.05), "mse")
-    expected.fit(X, Y, batch_size=2 * GLOBAL, epochs=3, shuffle=False, verbose=0)
+    def train() -> np.ndarray:
+        model = network()
+        model.compile(keras.optimizers.SGD(0.05), "mse", **PLAIN)
+        model.fit(X, Y, batch_size=2 * GLOBAL, epochs=3, shuffle=False, verbose=0)
+        return weights(model)
+
+    expected = once(train)
     for rate, averaged in ((0.05, True), (0.025, False))[BACKEND != "torch" :]:
         optimizer = hora.DistributedOptimizer(
             keras.optimizers.SGD(rate), backward_passes_per_step=2, average_aggregated_gradients=averaged
         )
         model, _ = together(optimizer)
         assert same_everywhere(weights(model))
-        np.testing.assert_allclose(weights(model), weights(expected), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(weights(model), expected, rtol=0, atol=1e-6)
         assert int(keras.ops.convert_to_numpy(optimizer.iterations)) == 6
     with_error(
         GradientError,
@@ -161,9 +177,14 @@ def case_an_embedding() -> None:
     for kind, dense in ((keras.optimizers.Adam, False), (keras.optimizers.SGD, True))[
         : 1 + (BACKEND != "jax")
     ]:
-        expected = made(0)
-        expected.compile(kind(0.01), "mse")
-        expected.fit(rows, Y, batch_size=GLOBAL, epochs=2, shuffle=False, verbose=0)
+
+        def train(optimizer: keras.optimizers.Optimizer) -> np.ndarray:
+            model = made(0)
+            model.compile(optimizer, "mse", **PLAIN)
+            model.fit(rows, Y, batch_size=GLOBAL, epochs=2, shuffle=False, verbose=0)
+            return weights(model)
+
+        expected = once(functools.partial(train, kind(0.01)))
         model = made(hora.rank())
         model.compile(hora.DistributedOptimizer(kind(0.01), sparse_as_dense=dense), "mse")
         mine = share()
@@ -172,7 +193,7 @@ def case_an_embedding() -> None:
             callbacks=[hora.callbacks.BroadcastGlobalVariablesCallback()],
         )  # fmt: skip
         assert same_everywhere(weights(model))
-        np.testing.assert_allclose(weights(model), weights(expected), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(weights(model), expected, rtol=0, atol=1e-6)
 
 
 def case_a_process_set_trains_by_itself() -> None:
@@ -391,15 +412,19 @@ def case_a_state_is_committed_and_restored() -> None:
 
 
 def case_loops_of_ones_own() -> None:
-    expected = network()
-    expected.compile(keras.optimizers.Adam(0.01), "mse")
-    expected.fit(X[:24], Y[:24], batch_size=GLOBAL, epochs=1, shuffle=False, verbose=0)
+    def train() -> np.ndarray:
+        model = network()
+        model.compile(keras.optimizers.Adam(0.01), "mse", **PLAIN)
+        model.fit(X[:24], Y[:24], batch_size=GLOBAL, epochs=1, shuffle=False, verbose=0)
+        return weights(model)
+
+    expected = once(train)
     model = network()
     model.compile(hora.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
     data = hora.data_loader(X[:24], Y[:24], global_batch=GLOBAL, shuffle=False)
     for x, y in data:
         model.train_on_batch(x, y)
-    np.testing.assert_allclose(weights(model), weights(expected), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(weights(model), expected, rtol=0, atol=1e-6)
     own = network()
     optimizer = hora.DistributedOptimizer(keras.optimizers.Adam(0.01))
     optimizer.build(own.trainable_variables)
@@ -407,7 +432,7 @@ def case_loops_of_ones_own() -> None:
         own, optimizer, data
     )
     assert same_everywhere(weights(own))
-    np.testing.assert_allclose(weights(own), weights(expected), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(weights(own), expected, rtol=0, atol=1e-6)
 
 
 def loop_in_torch(model: keras.Model, optimizer: keras.optimizers.Optimizer, data: hora.Batches) -> None:
@@ -488,18 +513,23 @@ def case_the_order_of_samples_does_not_depend_on_the_number_of_workers() -> None
         for step, (x,) in enumerate(data):
             together_now = np.concatenate(hora.allgather_object(x["a"]))
             np.testing.assert_array_equal(together_now, order[step * GLOBAL : (step + 1) * GLOBAL])
+
     # fit shuffles whole batches by default, with a generator that differs between ranks; not here.
-    expected = network()
-    expected.compile(keras.optimizers.SGD(0.05), "mse")
-    for epoch in range(2):
-        order = epoch_order(48, seed=1, epoch=epoch, shuffle=True)
-        expected.fit(X[order], Y[order], batch_size=GLOBAL, shuffle=False, verbose=0)
+    def train() -> np.ndarray:
+        model = network()
+        model.compile(keras.optimizers.SGD(0.05), "mse", **PLAIN)
+        for epoch in range(2):
+            order = epoch_order(48, seed=1, epoch=epoch, shuffle=True)
+            model.fit(X[order], Y[order], batch_size=GLOBAL, shuffle=False, verbose=0)
+        return weights(model)
+
+    expected = once(train)
     model = network()
     model.compile(hora.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
     data = hora.data_loader(X, Y, global_batch=GLOBAL, seed=1)
     model.fit(data, epochs=2, verbose=0)
     assert data.epoch == 2
-    np.testing.assert_allclose(weights(model), weights(expected), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(weights(model), expected, rtol=0, atol=1e-6)
     with_error(GlobalBatchError, lambda: hora.data_loader(X, global_batch=7), "global_batch=7")
     with_error(UsageError, lambda: hora.data_loader(X, Y[:5], global_batch=GLOBAL), "48, 5 rows")
 
@@ -510,16 +540,20 @@ def case_batch_normalization_over_all_ranks() -> None:
         layers = [keras.layers.Dense(4), layer(momentum=0.5), keras.layers.Dense(1)]
         return keras.Sequential([keras.Input((8,)), *layers])
 
-    expected = made(keras.layers.BatchNormalization, 0)
-    expected.compile(keras.optimizers.SGD(0.05), "mse")
-    expected.fit(X, Y, batch_size=GLOBAL, epochs=2, shuffle=False, verbose=0)
+    def train() -> list[np.ndarray]:
+        model = made(keras.layers.BatchNormalization, 0)
+        model.compile(keras.optimizers.SGD(0.05), "mse", **PLAIN)
+        model.fit(X, Y, batch_size=GLOBAL, epochs=2, shuffle=False, verbose=0)
+        return [keras.ops.convert_to_numpy(variable.value) for variable in model.variables]
+
+    expected = once(train)
     model = made(hora.SyncBatchNormalization, hora.rank())
     model.compile(hora.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
     rows = share()
     model.fit(X[rows], Y[rows], batch_size=GLOBAL // hora.size(), epochs=2, shuffle=False, verbose=0,
               callbacks=[hora.callbacks.BroadcastGlobalVariablesCallback(0)])  # fmt: skip
-    for mine, theirs in zip(model.variables, expected.variables, strict=True):
-        one, other = (keras.ops.convert_to_numpy(each.value) for each in (mine, theirs))
+    for mine, other in zip(model.variables, expected, strict=True):
+        one = keras.ops.convert_to_numpy(mine.value)
         assert same_everywhere(one), mine.path
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6, err_msg=mine.path)
 

@@ -1,19 +1,17 @@
-"""Keras on each of its backends: see ``job.py`` for what the ranks do."""
+"""Keras on each of its backends: see ``job.py`` for what the ranks do. They are forked."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.forked import Forked
 
-ROOT = Path(__file__).parents[2]
 JOB = Path(__file__).with_name("job.py")
-LIMIT = 110.0
+LIMIT = 200.0
 """Seconds for a whole job with all its cases, on a busy machine."""
 
 FEW = ("fit_is", "process_set", "metrics")
@@ -44,44 +42,48 @@ print("trained", hvd.rank(), hvd.mpi_built(), flush=True)
 """
 
 
-def run(folder: Path, backend: str, *arguments: str) -> tuple[int, str]:
+@pytest.fixture(scope="module", params=["torch", "tensorflow", "jax"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """The tests of one are run before those of the next."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def forked(backend: str) -> Iterator[Forked]:
+    """Runs jobs on this backend."""
+    variables = {
+        "KERAS_BACKEND": backend,
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # compiling takes longer than all else
+    }
+    forked = Forked("hora.keras", patience=LIMIT, env=variables)
+    yield forked
+    forked.close()
+
+
+def run(forked: Forked, folder: Path, *arguments: str) -> tuple[int, str]:
     """A job of ``hora run``: its exit code, and what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "hora", "run", "--run-dir", str(folder / "run"), *arguments],
-        env=os.environ
-        | {
-            "KERAS_BACKEND": backend,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # compiling takes longer than all else
-        },
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
-    return done.returncode, done.stdout + done.stderr
+    return forked.run("--run-dir", str(folder / "run"), *arguments, folder=folder)
 
 
-def test_horovods_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["torch"], indirect=True)
+def test_horovods_names(forked: Forked, tmp_path: Path) -> None:
     """A script that was written for Horovod trains under ``hora run --horovod``."""
     (tmp_path / "script.py").write_text(HOROVOD)
-    code, output = run(tmp_path, "torch", "--horovod", "-np", "2", "script.py")
+    code, output = run(forked, tmp_path, "--horovod", "-np", "2", "script.py")
     assert code == 0, output
     assert "trained 0 False" in output
     assert "trained 1 False" in output
 
 
-@pytest.mark.parametrize("backend", ["torch", "tensorflow", "jax"])
-@pytest.mark.parametrize(("size", "cases", "end"), [(2, (), "raise"), (3, FEW, "kill")], ids=["2", "3"])
+@pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.timeout(LIMIT + 10)
-def test_ranks(backend: str, size: int, cases: tuple[str, ...], end: str, tmp_path: Path) -> None:
+def test_ranks(backend: str, size: int, forked: Forked, tmp_path: Path) -> None:
     """Every case passes on every rank. Then the model of one is made to differ, and the guard says so; and
     one raises, or is killed, and the job ends within 10 s.
     """
-    code, output = run(tmp_path, backend, "-n", str(size), str(JOB), *cases, "--end", end)
+    cases, end = ((), "raise") if size == 2 else (FEW, "kill")
+    code, output = run(forked, tmp_path, "-n", str(size), str(JOB), *cases, "--end", end)
     ended = time.time()
     for rank in range(size):
         assert f"rank {rank} of {size} on {backend}: passed" in output, output
