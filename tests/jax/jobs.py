@@ -8,8 +8,11 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from tests.forked import Forked
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -42,6 +45,26 @@ def environment(**more: str) -> dict[str, str]:
     )
 
 
+def forks(**variables: str) -> Iterator[Forked]:
+    """For a fixture: runs jobs whose ranks are forked, for :func:`run_forked`.
+
+    Args:
+        variables: what JAX reads when it is imported.
+    """
+    forked = Forked("hora.jax", patience=LIMIT, env=QUICK | variables)
+    yield forked
+    forked.close()
+
+
+def run_forked(
+    forked: Forked, folder: Path, size: int, script: str, *arguments: str, options: tuple[str, ...] = ()
+) -> Ended:
+    """Run ``tests/jax/scripts/<script>`` on so many ranks, which do not import JAX anew."""
+    words = ("-n", str(size), "--run-dir", "run", "--env", "HORA_PROGRESS=off", *options)
+    code, printed = forked.run(*words, str(SCRIPTS / script), *arguments, folder=folder)
+    return Ended(code, printed, folder / "run", time.time())
+
+
 def start(
     folder: Path, size: int, script: str, *arguments: str, options: tuple[str, ...] = (), **more: str
 ) -> Any:
@@ -61,7 +84,7 @@ def start(
 def run(
     folder: Path, size: int, script: str, *arguments: str, options: tuple[str, ...] = (), **more: str
 ) -> Ended:
-    """Run ``tests/jax/scripts/<script>`` on so many ranks."""
+    """Run ``tests/jax/scripts/<script>`` on so many ranks, each a new interpreter."""
     with start(folder, size, script, *arguments, options=options, **more) as job:
         try:
             printed, _ = job.communicate(timeout=LIMIT)

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.jax.jobs import Ended, run
+from tests.forked import Forked
+from tests.jax.jobs import Ended, forks, run_forked
 
 SOON = ("--stall-after", "2", "--stall-abort", "4")
 
 
+@pytest.fixture(scope="module")
+def forked() -> Iterator[Forked]:
+    yield from forks()
+
+
+@pytest.mark.alone
 @pytest.mark.parametrize(("how", "who"), [("kill", 0), ("kill", 1), ("raise", 0), ("exit", 1)])
-def test_a_rank_that_fails_ends_the_job_and_is_named(how: str, who: int, tmp_path: Path) -> None:
-    ended = run(tmp_path, 2, "failing.py", how, str(who))
+def test_a_rank_that_fails_ends_the_job_and_is_named(
+    how: str, who: int, forked: Forked, tmp_path: Path
+) -> None:
+    ended = run_forked(forked, tmp_path, 2, "failing.py", how, str(who))
     assert ended.code == {"kill": 137, "raise": 1, "exit": 7}[how], ended.printed
     text = {"kill": "SIGKILL", "raise": "this rank had enough", "exit": "exit code 7"}[how]
     assert text in ended.printed
@@ -21,9 +31,10 @@ def test_a_rank_that_fails_ends_the_job_and_is_named(how: str, who: int, tmp_pat
     assert after_training(ended) < 10
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("who", [0, 1])
-def test_a_rank_that_is_stopped_is_named(who: int, tmp_path: Path) -> None:
-    ended = run(tmp_path, 2, "failing.py", "stop", str(who), options=SOON)
+def test_a_rank_that_is_stopped_is_named(who: int, forked: Forked, tmp_path: Path) -> None:
+    ended = run_forked(forked, tmp_path, 2, "failing.py", "stop", str(who), options=SOON)
     assert ended.code != 0, ended.printed
     late = [verdict for verdict in ended.verdicts if verdict["kind"] == "late-rank"]
     assert late
@@ -32,8 +43,8 @@ def test_a_rank_that_is_stopped_is_named(who: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["shape", "batch"])
-def test_mismatched_shapes_are_named_before_they_crash(how: str, tmp_path: Path) -> None:
-    ended = run(tmp_path, 2, "failing.py", how, "1")
+def test_mismatched_shapes_are_named_before_they_crash(how: str, forked: Forked, tmp_path: Path) -> None:
+    ended = run_forked(forked, tmp_path, 2, "failing.py", how, "1")
     assert ended.code == 1, ended.printed
     [verdict] = [each for each in ended.verdicts if each["kind"] == "mismatched-calls"]
     words = {"shape": ("(4,)", "(3,)"), "batch": ("(2, 4)", "(3, 4)")}[how]
@@ -44,9 +55,9 @@ def test_mismatched_shapes_are_named_before_they_crash(how: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("how", "when"), [("forgotten", "after step 1"), ("unequal", "before the first step")]
 )
-def test_replicas_that_differ_are_told(how: str, when: str, tmp_path: Path) -> None:
+def test_replicas_that_differ_are_told(how: str, when: str, forked: Forked, tmp_path: Path) -> None:
     """JAX believes that they are the same, as the program says so."""
-    ended = run(tmp_path, 2, "diverging.py", how)
+    ended = run_forked(forked, tmp_path, 2, "diverging.py", how)
     assert ended.code == 0, ended.printed
     [verdict] = ended.verdicts
     assert verdict["kind"] == "diverged", verdict
@@ -54,9 +65,9 @@ def test_replicas_that_differ_are_told(how: str, when: str, tmp_path: Path) -> N
     assert when in verdict["text"]
 
 
-def test_the_guard_sees_the_training(tmp_path: Path) -> None:
+def test_the_guard_sees_the_training(forked: Forked, tmp_path: Path) -> None:
     """Compiled and outside of ``jit``: nothing is told of what is right, and each fault once, by its name."""
-    ended = run(tmp_path, 2, "watched.py")
+    ended = run_forked(forked, tmp_path, 2, "watched.py")
     assert ended.code == 0, ended.printed
     found = {verdict["kind"]: verdict for verdict in ended.verdicts}
     assert sorted(found) == ["diverged", "not-finite", "same-data"], ended.printed

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.jax.jobs import SCRIPTS, environment, run
+from tests.forked import Forked
+from tests.jax.jobs import SCRIPTS, environment, forks, run_forked
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[Forked]:
+    yield from forks(JAX_ENABLE_X64="1")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_every_operation_and_dtype_is_that_of_numpy_in_float64(size: int, tmp_path: Path) -> None:
-    ended = run(tmp_path, size, "operations.py", JAX_ENABLE_X64="1")
+def test_every_operation_and_dtype_is_that_of_numpy_in_float64(
+    size: int, forked: Forked, tmp_path: Path
+) -> None:
+    ended = run_forked(forked, tmp_path, size, "operations.py")
     assert ended.code == 0, ended.printed
     assert ended.printed.count(" checks") == size
 

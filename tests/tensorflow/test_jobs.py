@@ -68,6 +68,7 @@ def everything(forked: Forked, workers: int, engine: str, folder: Path) -> dict[
     return dict(np.load(trained))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("act", "whose", "names"),
     [
