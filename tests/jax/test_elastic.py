@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.jax.jobs import run
+from tests.forked import Forked
+from tests.jax.jobs import forks, run_forked
 
 
-def trained(folder: Path, size: int, victim: int) -> dict[str, np.ndarray]:
+def trained(forked: Forked, folder: Path, victim: int) -> dict[str, np.ndarray]:
     out = folder / "trained.npz"
-    ended = run(folder, size, "elastic.py", str(victim), str(out), options=("--restarts", "1"))
+    options = ("--restarts", "1")
+    ended = run_forked(forked, folder, 2, "elastic.py", str(victim), str(out), options=options)
     assert ended.code == 0, ended.printed
     assert ("SIGKILL" in ended.printed) == (victim >= 0), ended.printed
     return dict(np.load(out))
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    return trained(tmp_path_factory.mktemp("alone"), 2, -1)
+def forked() -> Iterator[Forked]:
+    yield from forks()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(forked: Forked, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    return trained(forked, tmp_path_factory.mktemp("alone"), -1)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_rank_costs_steps_and_nothing_else(victim: int, undisturbed, tmp_path: Path) -> None:
-    found = trained(tmp_path, 2, victim)
+def test_a_killed_rank_costs_steps_and_nothing_else(
+    victim: int, undisturbed: dict[str, np.ndarray], forked: Forked, tmp_path: Path
+) -> None:
+    found = trained(forked, tmp_path, victim)
     assert found.keys() == undisturbed.keys()
     for name, value in undisturbed.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)

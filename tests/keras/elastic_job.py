@@ -5,6 +5,7 @@
 import os
 import signal
 import sys
+import time
 
 import keras
 import numpy as np
@@ -29,6 +30,7 @@ state = hora.elastic.KerasState(model, loader=data, batch=0, epoch=0)
 class Victim(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
         if first and state.epoch == 2 and batch == 2 and hora.rank() == victim:
+            print(f"stopping at {time.time():.3f}", flush=True)
             os.kill(os.getpid(), signal.SIGSTOP if stop else signal.SIGKILL)
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.forked import Forked
 
 JOB = Path(__file__).with_name("job.py")
+ELASTIC = Path(__file__).with_name("elastic_job.py")
 LIMIT = 200.0
 """Seconds for a whole job with all its cases, on a busy machine."""
 
@@ -103,3 +106,36 @@ def test_ranks(backend: str, size: int, forked: Forked, tmp_path: Path) -> None:
         assert code == 137, output
         assert "models differ" not in output, output
         assert re.search(r"hora: rank 0 of 3 .*(SIGKILL|killed)", output), output
+
+
+@pytest.mark.timeout(LIMIT + 10)
+def test_a_killed_rank_costs_steps_and_nothing_else(forked: Forked, tmp_path: Path) -> None:
+    """Rank 0 is killed in an epoch of ``fit``; the job is started anew and ends as if nothing had been."""
+    found = {}
+    for victim in (-1, 0):
+        folder = tmp_path / str(victim)
+        folder.mkdir()
+        words = ("-n", "2", "--restarts", "1", str(ELASTIC), str(victim), str(folder / "trained.npz"))
+        code, output = run(forked, folder, *words)
+        assert code == 0, output
+        assert ("SIGKILL" in output and "from commit 2" in output) == (victim >= 0), output
+        found[victim] = dict(np.load(folder / "trained.npz"))
+    assert found[0]["epoch"] == 4
+    for name, value in found[-1].items():
+        np.testing.assert_array_equal(found[0][name], value, err_msg=name)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_stopped_rank_is_named_and_ends_the_job(who: int, forked: Forked, tmp_path: Path) -> None:
+    words = ("-n", "2", "--stall-after", "2", "--stall-abort", "4", str(ELASTIC), "stop", str(who))
+    code, output = run(forked, tmp_path, *words)
+    ended = time.time()
+    assert code != 0, output
+    lines = (tmp_path / "run" / "verdicts.jsonl").read_text().splitlines()
+    late = [verdict for verdict in map(json.loads, lines) if verdict["kind"] == "late-rank"]
+    assert late, output
+    assert late[0]["ranks"] == [who]
+    stopped = re.search(r"stopping at ([\d.]+)", output)
+    assert stopped is not None, output
+    assert ended - float(stopped[1]) < 10, output
