@@ -47,6 +47,27 @@ def test_one_worker_takes_what_was_measured_and_two_more_than_half(tmp_path, cap
     assert times[2] == pytest.approx(1.25 * slower + reduced, rel=0.03)
 
 
+@pytest.mark.parametrize(("fixed", "batch"), [(True, 64), (False, 128)])
+@pytest.mark.usefixtures("two_cores")
+def test_two_workers_share_a_global_batch_that_the_script_names(tmp_path, capsys, fixed, batch):
+    path = run_directory(tmp_path, fixed_batch=fixed)
+    assert main(["plan", "--profile", str(path), "--gpus", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["batch"] == batch
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_workers_that_do_not_divide_the_scripts_global_batch_are_refused(tmp_path, capsys):
+    path = run_directory(tmp_path, global_batch=63)
+    assert main(["plan", "--profile", str(path), "--gpus", "2"]) == 2
+    assert "not divided by 2 workers" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_each_worker_of_a_sweep_has_the_samples_of_the_profile(tmp_path, capsys):
+    assert main(["plan", "--profile", str(run_directory(tmp_path)), "--sweep", "gpus=1..2", "--json"]) == 0
+    assert [one["batch"] for one in json.loads(capsys.readouterr().out)] == [64, 128]
+
+
 @pytest.mark.usefixtures("two_cores")
 def test_a_gpus_profile_is_carried_to_another_machine(tmp_path, capsys):
     path = run_directory(tmp_path, device="cuda", gpu="NVIDIA A100-SXM4-80GB")

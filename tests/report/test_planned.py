@@ -34,6 +34,19 @@ def test_a_step_inside_and_one_outside_of_the_interval(tmp_path):
         assert rate[2] == f"{64 / seconds:,.4g}"
 
 
+@pytest.mark.parametrize("workers", [2, 4])
+def test_a_run_that_is_not_the_planned_one_says_so(tmp_path, workers):
+    found = data(tmp_path, 0.2)
+    found.about["world"] = {"size": workers}
+    (tmp_path / "plan.json").write_text(json.dumps({**PLAN, "gpus": 2, "batch": 128}))
+    size, batch, step, _ = rows(found)
+    assert size[:3] == ("workers", "2", str(workers))
+    assert size[3].startswith("as planned" if workers == 2 else "not as planned")
+    assert batch[1:3] == ("128", "64")
+    assert batch[3].startswith("not as planned")
+    assert step[0] == "time of a step"
+
+
 def test_without_steps_the_plan_still_shows(tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps(PLAN))
     assert [row[2] for row in rows(RunData(path=tmp_path))] == ["not recorded", "not recorded"]

@@ -63,6 +63,7 @@ class Profile:
         machine: where it was measured.
         batch: samples of the measured step.
         gradients: bytes that an all-reduce sums.
+        fixed: the script names its global batch, so more workers share ``batch``; otherwise each has as many.
         slowdown: factor on a worker's compute when all of the machine's workers run.
     """
 
@@ -71,6 +72,7 @@ class Profile:
     machine: Machine
     batch: float
     gradients: float
+    fixed: bool = False
     slowdown: float = 1.0
 
     def beside(self, workers: int) -> Constants:
@@ -255,6 +257,8 @@ def _share(question: Question, workers: int, default: float) -> tuple[Question, 
 def _data_parallel(question: Question) -> tuple[Question, Parts, float, str, str]:
     model = question.model
     assert isinstance(model, (Workload, Profile))
+    if isinstance(model, Profile) and model.fixed and not question.batch:
+        question = replace(question, batch=int(model.batch))
     usual = model.batch if isinstance(model, Profile) or question.precision == "mixed" else model.batch / 2
     question, each = _share(question, question.gpus, usual)
     micro = question.micro_batch or each

@@ -68,6 +68,7 @@ def read(path: Path) -> Profile:
     fixed = min(0.5 * seconds, PER_TENSOR * float(found.plan.get("tensors", 0)))
     per_sample = (seconds - fixed) / samples
     gradients = float(found.plan.get("gradient_bytes", 0))
+    kept = bool(found.plan.get("fixed_batch", True))
     if found.plan.get("device") == "cpu":
         machine, slowdown = _local(int(found.plan.get("threads", 1)))
         constants = Constants(
@@ -84,6 +85,7 @@ def read(path: Path) -> Profile:
             machine=machine,
             batch=int(samples),
             gradients=gradients,
+            fixed=kept,
             slowdown=slowdown,
         )
     machine = _of_gpu(path, str(found.plan.get("gpu")))
@@ -97,7 +99,12 @@ def read(path: Path) -> Profile:
         exposed=0.25,
     )
     return Profile(
-        name=path.name, constants=constants, machine=machine, batch=int(samples), gradients=gradients
+        name=path.name,
+        constants=constants,
+        machine=machine,
+        batch=int(samples),
+        gradients=gradients,
+        fixed=kept,
     )
 
 

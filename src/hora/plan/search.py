@@ -11,7 +11,7 @@ from hora.plan.convergence import curve
 from hora.plan.hardware import Machine
 from hora.plan.memory import Layout, Transformer
 from hora.plan.models import Workload
-from hora.plan.prediction import Prediction, Question, predict
+from hora.plan.prediction import Prediction, Profile, Question, predict
 from hora.plan.transformer import software_for
 
 __all__ = ["Deadline", "best_batch", "best_layouts", "deadline", "doublings", "sweep"]
@@ -50,9 +50,12 @@ def sweep(question: Question, counts: Sequence[int]) -> list[Prediction]:
 def best_batch(question: Question) -> Question:
     """With the global batch that reaches the target soonest, of powers of two below the usual one per GPU.
 
-    A question that names its batch, or whose model has no convergence curve, stays as it is.
+    Each worker of a profile has as many samples as the one that was measured. A question that names its
+    batch, or whose model has no convergence curve, stays as it is.
     """
     model = question.model
+    if isinstance(model, Profile) and not question.batch:
+        return replace(question, batch=int(model.batch) * question.gpus)
     if question.batch or question.epochs or not isinstance(model, Workload) or not model.curve:
         return question
     if curve(model.curve) is None or not model.samples:

@@ -42,7 +42,7 @@ def checked(path: Path) -> str:
 
 
 def rows(data: RunData) -> list[Row]:
-    """One row for each figure that the plan gave and the run has; empty without a plan."""
+    """One row for each figure that the plan gave, first what it was made for; empty without a plan."""
     path = data.path / "plan.json"
     if not path.is_file():
         return []
@@ -52,7 +52,11 @@ def rows(data: RunData) -> list[Row]:
         data.problems.append("plan.json cannot be read.")
         return []
     steps, batch = _steps(data)
-    found = [_row("time of a step", plan.get("step"), steps, time)]
+    found = [
+        _same("workers", plan.get("gpus"), data.entry("world").get("size")),
+        _same("global batch", plan.get("batch"), batch or None),
+    ]
+    found.append(_row("time of a step", plan.get("step"), steps, time))
     rate = batch / steps if batch and steps else None
     found.append(_row("samples per second", plan.get("rate"), rate, lambda value: f"{value:,.4g}"))
     trained = real(data.entry("summary").get("time_to_train"))
@@ -60,6 +64,17 @@ def rows(data: RunData) -> list[Row]:
         _row("time to train", plan.get("time_to_train"), trained if math.isfinite(trained) else None, time)
     )
     return [row for row in found if row is not None]
+
+
+def _same(what: str, said: object, had: object) -> Row | None:
+    """What a plan was made for, and what ran: other times are no error of the plan where these differ."""
+    planned, happened = real(said), real(had)
+    if not math.isfinite(planned):
+        return None
+    if not math.isfinite(happened):
+        return what, f"{planned:,.0f}", "not recorded", ""
+    told = "as planned" if planned == happened else "not as planned: the times below are of another job"
+    return what, f"{planned:,.0f}", f"{happened:,.0f}", told
 
 
 def _row(what: str, interval: object, happened: float | None, show: Any) -> Row | None:

@@ -208,6 +208,7 @@ class Plan:
             else other.batch * size
             if other and other.batch
             else None,
+            "fixed_batch": own is not None,
             "backward_passes": max(self.passes.get(optimizer, 1), 1),
             "threads": torch.get_num_threads(),
             "device": str(trained[0].device.type) if trained else "cpu",
