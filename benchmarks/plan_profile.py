@@ -1,6 +1,6 @@
 """Does a profile of one worker tell the step of two? `hora plan --profile` against what happens.
 
-    python benchmarks/plan_profile.py [--rounds 3] [--steps 40]
+    python benchmarks/plan_profile.py [--rounds 3] [--steps 30] [--models resnet transformer]
 
 The small ResNet and a transformer train on one worker and on two, each worker with one thread, as jobs of
 their own that take turns: on two workers once with the same samples per worker, and once with the same
@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 BAR = 0.15
-BATCH = {"resnet": 64, "transformer": 16}
+BATCH = {"resnet": 64, "transformer": 8}
 """Samples of a step on one worker."""
 MODELS = tuple(BATCH)
 
@@ -28,7 +28,7 @@ MODELS = tuple(BATCH)
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--batch", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--train", choices=MODELS, help=argparse.SUPPRESS)
