@@ -37,7 +37,15 @@ from hora.workloads.ssd.model import SSD
 GOLDEN = Path(__file__).parents[1] / "golden" / "ssd.json"
 STEPS = 4
 TINY = dataclasses.replace(
-    SMALL, side=64, widths=(8, 16, 32), outputs=(32, 32, 32), inner=(16, 16), maps=(8, 4, 2)
+    SMALL,
+    side=64,
+    widths=(8, 16, 32),
+    outputs=(32, 32, 32),
+    inner=(16, 16),
+    maps=(8, 4, 2),
+    strides=(8, 16, 32),
+    scales=(18, 32, 48, 70),
+    ratios=((2, 3), (2, 3), (2, 3)),
 )
 PROFILE = dataclasses.replace(
     PROFILES["quick"],
@@ -46,6 +54,8 @@ PROFILE = dataclasses.replace(
     model=TINY,
     data=DataConfig(scenes=SceneConfig(side=64, smallest=24, largest=40, train=8, test=7), loaders=0),
     schedule=Schedule(lr=0.02, weight_decay=5e-4, warmup_steps=1, decay_at=()),
+    crop=0.5,
+    jitter=(0.125, 0.5, 0.5, 0.05),
 )
 
 
@@ -84,7 +94,7 @@ def test_default_boxes_on_paper() -> None:
         assert boxes[row].tolist() == pytest.approx(expected, rel=1e-5)
     assert boxes[4].tolist() == pytest.approx([12 - 10.5, -6.5, 22.5, 14.5], rel=1e-4)  # the next column
     assert boxes[-4].tolist() == pytest.approx([150 - 130.5, 19.5, 280.5, 280.5], rel=1e-4)  # the last map
-    assert len(default_boxes(SMALL)) == (256 + 64 + 16) * 6
+    assert len(default_boxes(SMALL)) == (256 + 64) * 4
 
 
 def test_each_object_gets_its_best_box_and_boxes_above_half_get_theirs() -> None:

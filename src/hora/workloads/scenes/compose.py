@@ -50,7 +50,7 @@ class SceneConfig:
     """
 
     side: int = 128
-    train: int = 4000
+    train: int = 8000
     test: int = 500
     most: int = 4
     smallest: int = 28
