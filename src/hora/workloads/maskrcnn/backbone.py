@@ -58,15 +58,15 @@ class Stages(nn.Module):
 class Pyramid(nn.Module):
     """T.-Y. Lin et al., "Feature Pyramid Networks", arXiv:1612.03144: coarse features added to fine ones."""
 
-    def __init__(self, inputs: Sequence[int], channels: int) -> None:
+    def __init__(self, inputs: Sequence[int], channels: int, *, norm: bool) -> None:
         super().__init__()
-        self.across = nn.ModuleList(nn.Conv2d(count, channels, 1) for count in inputs)
-        self.smooth = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in inputs)
+        self.across = nn.ModuleList(_conv(count, channels, 1, norm=norm) for count in inputs)
+        self.smooth = nn.ModuleList(_conv(channels, channels, 3, norm=norm) for _ in inputs)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_uniform_(module.weight, a=1)
-                assert module.bias is not None
-                nn.init.zeros_(module.bias)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
 
     def forward(self, stages: Sequence[Tensor]) -> list[Tensor]:
         """Features of each stage to as many levels, all with the same channels, the finest first."""
@@ -79,6 +79,11 @@ class Pyramid(nn.Module):
             above = here
             levels.append(self.smooth[index](here))
         return levels[::-1]
+
+
+def _conv(channels: int, outer: int, kernel: int, *, norm: bool) -> nn.Module:
+    conv = nn.Conv2d(channels, outer, kernel, padding=kernel // 2, bias=not norm)
+    return nn.Sequential(conv, nn.BatchNorm2d(outer)) if norm else conv
 
 
 def make_backbone(config: ModelConfig) -> Stages:

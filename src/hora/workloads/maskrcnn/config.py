@@ -47,6 +47,7 @@ class HeadsConfig:
         box_cells: along each side of the features of a region, for class and box.
         mask_cells: for the mask, which is twice as fine.
         hidden: units of the two layers before class and box.
+        norm: layer normalization behind each of the two; the reference has none.
         mask_channels: of each convolution before the mask.
         sampled: regions learned from in a picture.
         positive_part: of which are positive, at most.
@@ -63,6 +64,7 @@ class HeadsConfig:
     box_cells: int = 7
     mask_cells: int = 14
     hidden: int = 1024
+    norm: bool = False
     mask_channels: tuple[int, ...] = (256, 256, 256, 256)
     sampled: int = 512
     positive_part: float = 0.25
@@ -86,6 +88,7 @@ class ModelConfig:
             ``small``: for pictures of 128 pixels.
         widths: channels of stem and stages of the small backbone.
         channels: of every level of the pyramid.
+        norm: batch normalization behind the pyramid's convolutions; the reference has none.
         first_level: of the pyramid; level k has stride 2^k.
         last_level: of the pyramid, the last stage of the backbone.
         pooled_level: one level more, for proposals only, by taking every second cell of the last.
@@ -95,6 +98,7 @@ class ModelConfig:
     backbone: Literal["resnet50", "small"]
     widths: tuple[int, ...] = ()
     channels: int = 256
+    norm: bool = False
     first_level: int = 2
     last_level: int = 5
     pooled_level: bool = True
@@ -109,11 +113,13 @@ SMALL = ModelConfig(
     backbone="small",
     widths=(24, 48, 96, 128),
     channels=48,
+    norm=True,
     last_level=4,
     pooled_level=False,
     rpn=RPNConfig(sizes=(18, 32, 52), sampled=64, before=(150, 100), after=(100, 40)),
     heads=HeadsConfig(
         hidden=256,
+        norm=True,
         mask_channels=(48, 48),
         # Half of the regions are positive: what is hard here is to tell shirts from coats, not from stones.
         sampled=24,
@@ -149,11 +155,11 @@ PROFILES: dict[str, MaskRCNNProfile] = {
         MaskRCNNProfile(
             name="quick",
             targets={"bbox": 0.377, "segm": 0.339},
-            epochs=10,
+            epochs=4,
             global_batch=16,
             data=DataConfig(kind="scenes", scenes=SceneConfig(test=400)),
             model=SMALL,
-            schedule=Schedule(lr=0.05, weight_decay=1e-4, warmup_steps=200, decay_at=(7.0, 9.0)),
+            schedule=Schedule(lr=0.1, weight_decay=1e-4, warmup_steps=100, decay_at=(2.0, 3.0)),
         ),
         MaskRCNNProfile(
             name="reference",

@@ -26,12 +26,12 @@ class BoxHead(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         heads = config.heads
-        self.hidden = nn.Sequential(
-            nn.Linear(config.channels * heads.box_cells**2, heads.hidden),
-            nn.ReLU(inplace=True),
-            nn.Linear(heads.hidden, heads.hidden),
-            nn.ReLU(inplace=True),
-        )
+        layers: list[nn.Module] = []
+        for inputs in (config.channels * heads.box_cells**2, heads.hidden):
+            layers.append(nn.Linear(inputs, heads.hidden))
+            layers += [nn.LayerNorm(heads.hidden)] if heads.norm else []
+            layers.append(nn.ReLU(inplace=True))
+        self.hidden = nn.Sequential(*layers)
         self.logits = nn.Linear(heads.hidden, config.classes + 1)
         self.differences = nn.Linear(heads.hidden, 4 * (config.classes + 1))
         for module in self.hidden:

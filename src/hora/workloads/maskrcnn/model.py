@@ -65,7 +65,7 @@ class MaskRCNN(nn.Module):
         super().__init__()
         self.config = config
         self.backbone = make_backbone(config)
-        self.pyramid = Pyramid(self.backbone.channels, config.channels)
+        self.pyramid = Pyramid(self.backbone.channels, config.channels, norm=config.norm)
         self.rpn = RPN(config.rpn, config.channels)
         self.box_head = BoxHead(config)
         self.mask_head = MaskHead(config)
