@@ -81,6 +81,17 @@ def test_the_reference_has_44_million_parameters() -> None:
     assert any(name.startswith("backbone.stages.1") for name in learned)
 
 
+def test_normalization_adds_its_numbers_to_the_small_network_and_none_to_the_reference() -> None:
+    assert not R50_FPN.norm
+    assert not R50_FPN.heads.norm
+    plain = dataclasses.replace(SMALL, norm=False, heads=dataclasses.replace(SMALL.heads, norm=False))
+    with torch.device("meta"):
+        counts = [sum(each.numel() for each in MaskRCNN(config).parameters()) for config in (plain, SMALL)]
+    # Two numbers per unit of the box head's two layers; scale and shift for the bias of six convolutions.
+    assert counts[1] - counts[0] == 2 * 2 * 256 + 6 * (2 * 48 - 48)
+    assert counts[1] == 1_265_944
+
+
 def torchvision_names(model: torch.nn.Module, depths: tuple[int, ...], convs: int) -> dict[str, torch.Tensor]:
     """A state dict as torchvision's ResNet has it, of this backbone's shapes but other values."""
     names = ["conv1", "bn1"]

@@ -159,7 +159,7 @@ PROFILES: dict[str, MaskRCNNProfile] = {
             global_batch=16,
             data=DataConfig(kind="scenes", scenes=SceneConfig(test=400)),
             model=SMALL,
-            schedule=Schedule(lr=0.1, weight_decay=1e-4, warmup_steps=100, decay_at=(2.0, 3.0)),
+            schedule=Schedule(lr=0.1, weight_decay=1e-4, warmup_steps=100, decay_at=(1.6, 2.6)),
         ),
         MaskRCNNProfile(
             name="reference",

@@ -112,7 +112,7 @@ PROFILES: dict[str, SSDProfile] = {
             global_batch=32,
             data=DataConfig(kind="scenes"),
             model=SMALL,
-            schedule=Schedule(lr=0.04, weight_decay=5e-4, warmup_steps=100, decay_at=(2.0, 3.0)),
+            schedule=Schedule(lr=0.04, weight_decay=5e-4, warmup_steps=100, decay_at=(1.6, 2.6)),
             # Scenes vary by themselves: crops would only show sizes that no test scene has.
             crop=0.0,
             jitter=(0.125, 0.5, 0.5, 0.0),
