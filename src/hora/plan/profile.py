@@ -32,6 +32,9 @@ PER_TENSOR = 60e-6
 WARM = 0.2
 """Share of the first steps that is left out: caches, allocators and compilers warm up in them."""
 FEWEST = 5
+PASSES = 6
+"""Bytes of memory that a worker moves per byte of an all-reduce in shared memory: it reads and writes when it
+puts its array in, reads two halves and writes one to sum, and reads and writes when it takes the result."""
 SPREAD = 0.02
 """Sigma of workers where a run is too short to tell."""
 
@@ -162,7 +165,7 @@ def _local(threads: int) -> tuple[Machine, float]:
         name=LOCAL,
         gpu=unit,
         gpus=workers,
-        intra=bandwidth,
+        intra=bandwidth / PASSES,
         curve="flat",
         watts=10.0 * cores(),
         servers=1,
