@@ -197,8 +197,11 @@ def test_a_run_without_a_summary_has_a_report(
 def test_workloads_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["workloads"]) == 0
     output = capsys.readouterr().out
-    for name in WORKLOADS:
-        assert f"hora train {name} --profile quick: top-1 accuracy of at least 0.87" in output
+    assert list(WORKLOADS) == ["resnet", "ssd", "maskrcnn"]
+    assert "hora train resnet --profile quick: top-1 accuracy of at least 0.87\n" in output
+    assert "hora train ssd --profile quick: box AP of at least 0.23\n" in output
+    aims = "box AP of at least 0.377, mask AP of at least 0.339\n"
+    assert f"hora train maskrcnn --profile reference: {aims}" in output
 
 
 @pytest.mark.parametrize(
@@ -208,7 +211,7 @@ def test_workloads_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_default_workers_divide_the_batch_and_keep_it_worth_while(
     cores: int, global_batch: int, workers: int
 ) -> None:
-    assert default_workers(cores, global_batch) == workers
+    assert default_workers(cores, global_batch, smallest_micro_batch=64) == workers
 
 
 def test_options_survive_the_way_to_the_workers() -> None:

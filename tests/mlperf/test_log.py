@@ -13,9 +13,9 @@ from tests.workloads.splits import easy
 
 from hora.core.errors import DiskFullError, MissingExtraError, RunDirectoryError
 from hora.mlperf import MLPerfLog, resnet_hyperparameters
+from hora.workloads.loop import Outcome
 from hora.workloads.resnet import fashion_mnist, train
 from hora.workloads.resnet.config import PROFILES, SMALL
-from hora.workloads.resnet.train import Outcome
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

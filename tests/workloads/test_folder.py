@@ -10,11 +10,12 @@ from tests.ranks import run_ranks
 
 from hora.core.errors import DataError
 from hora.mlperf import MLPerfLog
+from hora.workloads.loop import Outcome
 from hora.workloads.resnet.config import PROFILES, RESNET50, DataConfig, Profile
 from hora.workloads.resnet.data import load
 from hora.workloads.resnet.folder import ASPECT, ATTEMPTS, FolderImages, random_box
 from hora.workloads.resnet.learner import Learner
-from hora.workloads.resnet.train import Outcome, train
+from hora.workloads.resnet.train import train
 
 COLOURS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0)}
 

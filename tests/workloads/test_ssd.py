@@ -20,11 +20,13 @@ from tests.ranks import run_ranks
 
 import hora.torch as hora
 from hora.core.errors import TrainingError
+from hora.mlperf import MLPerfLog
+from hora.workloads.loop import Outcome, check_finite
 from hora.workloads.scenes.batches import Batch, Prepared, collate, normalize
 from hora.workloads.scenes.compose import SceneConfig, load
 from hora.workloads.scenes.config import DataConfig, Schedule
 from hora.workloads.scenes.evaluate import evaluate
-from hora.workloads.scenes.loop import Outcome, check_finite, loaders, train
+from hora.workloads.scenes.loop import loaders, train
 from hora.workloads.scenes.record import drawings
 from hora.workloads.scenes.sample import Sample
 from hora.workloads.ssd import augment
@@ -252,7 +254,7 @@ def train_twice(profile: SSDProfile) -> tuple[Outcome, Outcome, list[dict[str, A
         aimed = dataclasses.replace(profile, targets={"bbox": target}, epochs=2)
         learner = SSDLearner(aimed)
         train_pictures, test = load(aimed.data.scenes)
-        outcomes.append(train(learner, train_pictures, test))
+        outcomes.append(train(learner, train_pictures, test, MLPerfLog(None), started=0.0))
     return outcomes[0], outcomes[1], drawings(learner, test)
 
 
@@ -261,9 +263,9 @@ def test_a_training_ends_with_its_target_or_with_its_epochs() -> None:
     for reached, missed, drawn in results:
         assert (reached.reached, reached.epochs, reached.steps) == (True, 1, 2)
         assert (missed.reached, missed.epochs, missed.steps) == (False, 2, 4)
-        assert missed.precision == results[0][1].precision
-        assert missed.missed({"bbox": 1.0}) == [f"bbox {missed.precision['bbox']:.4f} is below 1.0"]
-        assert reached.missed({"bbox": 0.0}) == []
+        assert missed.values == results[0][1].values
+        assert missed.missed == [f"bbox {missed.values['bbox']:.4f} is below 1.0"]
+        assert reached.missed == []
         assert len(drawn) == 7
         assert all(base64.b64decode(each["png"]).startswith(b"\x89PNG") for each in drawn)
 

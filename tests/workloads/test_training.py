@@ -27,12 +27,14 @@ from hora.core.notices import StopForNow
 from hora.core.rundir import RunDirectory
 from hora.mlperf import MLPerfLog
 from hora.workloads import calibration
+from hora.workloads.loop import check_finite
+from hora.workloads.pace import Pace
 from hora.workloads.resnet import fashion_mnist
 from hora.workloads.resnet import train as training
 from hora.workloads.resnet.config import PROFILES, SMALL, ModelConfig, Profile
 from hora.workloads.resnet.data import load
 from hora.workloads.resnet.learner import Learner, compute_dtype
-from hora.workloads.resnet.train import calibrate, check_finite, indices, learning_rate, train
+from hora.workloads.resnet.train import calibrate, indices, learning_rate, train
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "resnet.json"
 STEPS = 6
@@ -270,14 +272,14 @@ def test_a_training_that_was_asked_to_stop_goes_on_to_the_same_end(tmp_path: Pat
     def body(asked_in: int | None) -> bool:
         training.images.load = lambda config: first(config, 320, 200)
         counted = itertools.count(1)
-        count = training.record.Pace.count
+        count = Pace.count
 
         def and_ask(self: Any, *args: Any, **options: Any) -> None:
             if next(counted) == asked_in and hora.rank() == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
             count(self, *args, **options)
 
-        training.record.Pace.count = and_ask
+        Pace.count = and_ask
         try:
             training.run(profile)
         except StopForNow:

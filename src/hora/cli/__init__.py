@@ -23,6 +23,7 @@ VERBS = {
     "train": "train a workload to its target",
     "study": "train a workload many times, with one thing changed, and compare",
     "workloads": "list the workloads, their data and their targets",
+    "mlperf": "check, score and compare trainings by the rules of MLPerf",
     "report": "write a run's report.html again",
     "trace": "say where a run's time went, and write its timeline for Perfetto",
     "checkpoint": "list checkpoints, check that they are whole, or export one to a file",

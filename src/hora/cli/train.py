@@ -11,7 +11,7 @@ from typing import Any
 
 from hora.cli._command import add_survival, checkpoint_variables, restarts
 from hora.core.errors import HoraError, MissingExtraError
-from hora.workloads.registry import WORKLOADS, default_workers
+from hora.workloads.registry import WORKLOADS, Workload, default_workers
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -43,12 +43,14 @@ def main(arguments: argparse.Namespace) -> int:
     from hora.workloads.summary import missed, table
 
     workload = WORKLOADS[arguments.workload]
-    _check_extras()
+    _check_extras(workload)
     options = workload.options()
     profile = options.profile(arguments)
     workers = arguments.workers
     if workers is None:
-        workers = default_workers(cores(), profile.global_batch)
+        workers = default_workers(
+            cores(), profile.global_batch, smallest_micro_batch=workload.smallest_micro_batch
+        )
     check_workers(workers)
     options.check(profile, workers=workers)
     chosen = settings.load()
@@ -83,7 +85,7 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_extras() -> None:
-    for module, package in (("torch", "PyTorch"), ("mlperf_logging", "mlperf-logging"), ("PIL", "Pillow")):
+def _check_extras(workload: Workload) -> None:
+    for module, package in workload.extras:
         if importlib.util.find_spec(module) is None:
             raise MissingExtraError(f"Training needs {package}.", fix="Run `pip install 'hora[workloads]'`.")

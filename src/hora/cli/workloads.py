@@ -16,6 +16,9 @@ def main(arguments: argparse.Namespace) -> int:
     for workload in WORKLOADS.values():
         print(f"{workload.name}: {workload.title}")
         print(f"  data: {workload.data}")
-        for profile, target in workload.targets().items():
-            print(f"  hora train {workload.name} --profile {profile}: top-1 accuracy of at least {target}")
+        for profile, targets in workload.targets().items():
+            least = ", ".join(
+                f"{workload.measures[kind]} of at least {value}" for kind, value in targets.items()
+            )
+            print(f"  hora train {workload.name} --profile {profile}: {least}")
     return 0

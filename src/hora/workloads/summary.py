@@ -19,11 +19,10 @@ def table(summary: Mapping[str, Any], *, report: Path) -> list[str]:
         report: where ``report.html`` is; shown relative to the current directory when it lies below it.
     """
     workers, epochs, rate = summary["workers"], summary["epochs"], summary["samples_per_second"]
-    reached = "reached" if summary["reached"] else "not reached"
     length = f"{epochs} {plural(epochs, 'epoch')}, {summary['steps']:,} {plural(summary['steps'], 'step')}"
     rows = [
         ("workload", f"{summary['workload']}, profile {summary['profile']}, {summary['data']}"),
-        ("accuracy", f"{summary['accuracy']:.4f}, target {summary['target']} {reached}"),
+        *_measured(summary),
         ("time to train", f"{summary['time_to_train']:.1f} s, {length}"),
         ("throughput", f"{rate:,.0f} samples/s, {rate / workers:,.0f} per worker"),
     ]
@@ -36,6 +35,21 @@ def table(summary: Mapping[str, Any], *, report: Path) -> list[str]:
     rows.append(("report", str(report.relative_to(here) if report.is_relative_to(here) else report)))
     width = max(len(name) for name, _ in rows)
     return [f"{name:<{width}}  {value}" for name, value in rows]
+
+
+def _measured(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if "targets" not in summary:
+        reached = "reached" if summary["reached"] else "not reached"
+        return [("accuracy", f"{summary['accuracy']:.4f}, target {summary['target']} {reached}")]
+    names = {"bbox": "box AP", "segm": "mask AP"}
+    return [
+        (
+            names.get(kind, kind),
+            f"{summary['precision'][kind]:.4f}, target {least} "
+            f"{'reached' if summary['precision'][kind] >= least else 'not reached'}",
+        )
+        for kind, least in summary["targets"].items()
+    ]
 
 
 def missed(summary: Mapping[str, Any]) -> str | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import hora.torch as hora
 from hora.core.errors import DataError
+from hora.mlperf import maskrcnn_hyperparameters
 from hora.workloads.maskrcnn.augment import Prepare
 from hora.workloads.maskrcnn.config import MaskRCNNProfile
 from hora.workloads.maskrcnn.model import MaskRCNN, Objects
@@ -58,6 +60,19 @@ class MaskRCNNLearner:
 
     def transforms(self) -> tuple[Transform, Transform]:
         return Prepare(self.profile, training=True), Prepare(self.profile, training=False)
+
+    def hyperparameters(self, *, steps: int) -> Mapping[str, Any]:
+        profile, schedule = self.profile, self.profile.schedule
+        side = profile.data.scenes.side  # pictures are not scaled where short_side is 0
+        return maskrcnn_hyperparameters(
+            global_batch=profile.global_batch,
+            lr=schedule.lr,
+            warmup_steps=schedule.warmup_steps,
+            decay_factor=schedule.factor,
+            decay_steps=[round(epoch * steps) for epoch in schedule.decay_at],
+            candidates=profile.model.rpn.after[0],
+            image_sizes=(profile.short_side or side, profile.long_side or side),
+        )
 
     def step(self, batch: Batch, *, lr: float, epoch: int) -> Mapping[str, Tensor]:
         set_rate(self.optimizer, lr)

@@ -1,47 +1,30 @@
-"""Train Mask R-CNN to its target: ``hora run -n 2 -m hora.workloads.maskrcnn.train``.
+"""Train Mask R-CNN: ``hora train maskrcnn``, or ``hora run -n 2 -m hora.workloads.maskrcnn.train``.
 
 Every rank runs this file. What a training is made of is in config.py, one step of it in learner.py.
 """
 
 from __future__ import annotations
 
-import argparse
+import functools
 from collections.abc import Sequence
 
-import hora.torch as hora
-from hora.workloads.maskrcnn.config import PROFILES, MaskRCNNProfile
+from hora.workloads.maskrcnn import options
 from hora.workloads.maskrcnn.learner import MaskRCNNLearner
-from hora.workloads.scenes import data, options, record
-from hora.workloads.scenes.loop import Outcome, train
+from hora.workloads.scenes.train import run
+from hora.workloads.start import start
 
-__all__ = ["main", "run"]
+__all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train as the words of a command line say.
+    """Train as the words of a command line say: what every worker of ``hora train maskrcnn`` runs.
 
     Raises:
         UsageError: a value out of its range.
         DataError: pictures that are missing or damaged.
         TrainingError: the loss became infinite or not a number.
     """
-    parser = argparse.ArgumentParser(prog="python -m hora.workloads.maskrcnn.train", description=__doc__)
-    options.add(parser, PROFILES)
-    arguments = parser.parse_args(argv)
-    profile = options.changed(PROFILES[arguments.profile], arguments)
-    hora.init()
-    options.tell(run(profile), profile)
-
-
-def run(profile: MaskRCNNProfile) -> Outcome:
-    """Train as the profile says; between ``init`` and ``shutdown``."""
-    learner = MaskRCNNLearner(profile)
-    hora.broadcast_parameters(learner.model, root_rank=0)
-    record.begin(learner)
-    pictures, test = data.load(profile.data)
-    outcome = train(learner, pictures, test)
-    record.finish(learner, test, outcome, workload="maskrcnn")
-    return outcome
+    start("maskrcnn", options, functools.partial(run, workload="maskrcnn", make=MaskRCNNLearner), argv)
 
 
 if __name__ == "__main__":

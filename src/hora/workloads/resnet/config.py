@@ -103,6 +103,7 @@ class Profile:
         target: top-1 accuracy on the test images, 0 to 1, at which the training has succeeded.
         optimizers: what ``--optimizer`` chooses from; the first is the default.
         eval_batch: samples of all workers together in one step of an evaluation.
+        evaluate_from: the first epoch, from 1, after which there is an evaluation.
         train_on: finish the schedule although the target is reached.
         log_every: steps between two records in metrics.jsonl.
         calibration_seconds: about how long the measurement of the scaling factor may take; 0: none.
@@ -121,9 +122,15 @@ class Profile:
     precision: Precision = "auto"
     seed: int = 1
     train_on: bool = False
+    evaluate_from: int = 1
     log_every: int = 5
     calibration_seconds: float = 8.0
     checkpoint_every: int | None = None
+
+    @property
+    def targets(self) -> dict[str, float]:
+        """The target, by what it is measured in."""
+        return {"accuracy": self.target}
 
     @property
     def optimizer(self) -> OptimizerConfig:

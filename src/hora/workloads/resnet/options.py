@@ -6,8 +6,8 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from hora.core.errors import DataError, GlobalBatchError, UsageError
-from hora.core.plural import plural
+from hora.core.errors import DataError, UsageError
+from hora.workloads.limits import check_batch
 from hora.workloads.resnet.config import PROFILES, OptimizerConfig, Profile
 
 __all__ = ["add", "check", "profile", "words"]
@@ -121,20 +121,7 @@ def check(chosen: Profile, *, workers: int) -> None:
     from hora.workloads.resnet.data import load  # numpy: not for --help
 
     data = load(chosen.data)
-    batch, samples = chosen.global_batch, len(data.train)
-    if batch % workers:
-        below, above = batch // workers * workers, (batch // workers + 1) * workers
-        raise GlobalBatchError(
-            f"--global-batch {batch} does not divide among {workers} {plural(workers, 'worker')}.",
-            fix=f"Use {f'{below} or ' if below else ''}{above}, or another -n.",
-        )
-    if batch > samples:
-        raise GlobalBatchError(
-            f"--global-batch {batch} is larger than the {samples} training {plural(samples, 'image')}.",
-            fix=f"Use at most {samples // workers * workers}."
-            if workers <= samples
-            else f"Start at most {samples} {plural(samples, 'worker')}.",
-        )
+    check_batch(chosen.global_batch, workers=workers, samples=len(data.train), noun="image")
     if len(data.train.classes) > chosen.model.classes:
         raise DataError(
             f"{data.origin} has {len(data.train.classes)} classes; the model has {chosen.model.classes}.",

@@ -1,4 +1,4 @@
-"""What a training writes down: its configuration, the MLPerf log, its result, some predictions."""
+"""What a training of ResNet writes down: configuration, hyperparameters, result, some predictions."""
 
 from __future__ import annotations
 
@@ -6,30 +6,23 @@ import base64
 import dataclasses
 import io
 import json
-import platform
-import time
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 import hora.torch as hora
-from hora.core.plural import plural
 from hora.core.rundir import disk_errors
-from hora.mlperf import MLPerfLog, resnet_hyperparameters
+from hora.mlperf import resnet_hyperparameters
 from hora.workloads.calibration import Scaling
+from hora.workloads.loop import Outcome
 from hora.workloads.resnet.config import Profile
 from hora.workloads.resnet.data import Data
 from hora.workloads.resnet.folder import need_pillow
 from hora.workloads.resnet.learner import Learner
 
-if TYPE_CHECKING:
-    from hora.workloads.resnet.train import Outcome
-
-__all__ = ["Pace", "begin", "finish", "hyperparameters", "initialized", "mlperf_path", "predictions"]
+__all__ = ["config", "finish", "hyperparameters", "predictions"]
 
 SHOWN, SHOWN_WRONG, LOOKED_AT = 40, 12, 600
 """Predictions in the report, how many wrong ones among them at most, and test images they are chosen from."""
@@ -37,86 +30,22 @@ PICTURE_SIDE = 64
 """Larger pictures are made smaller, so that the report stays small."""
 
 
-@dataclass(frozen=True)
-class Values:
-    """Mean loss over the last steps of all ranks, and samples per second of each rank."""
-
-    loss: float
-    rates: list[float]
-
-
-class Pace:
-    """Collects losses and speeds between two records. Every rank counts; ``collect`` is a collective."""
-
-    def __init__(self, every: int) -> None:
-        self._every = every
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin a new interval, for instance after an evaluation."""
-        self._losses: list[torch.Tensor] = []
-        self._samples = 0
-        self._since = time.perf_counter()
-
-    def count(self, loss: torch.Tensor, *, samples: int) -> None:
-        """Take in one step of this rank: its mean loss and its number of samples."""
-        self._losses.append(loss)
-        self._samples += samples
-
-    @property
-    def due(self) -> bool:
-        """Whether as many steps were counted as there are between two records; the same on every rank."""
-        return len(self._losses) >= self._every
-
-    def collect(self) -> Values:
-        """The values since the last record, over all ranks; begins a new interval. Every rank calls it."""
-        loss = torch.stack(self._losses).double().mean()
-        rate = self._samples / (time.perf_counter() - self._since)
-        rates = hora.allgather(torch.tensor([rate], dtype=torch.float64, device=hora.device())).tolist()
-        mean = hora.mean(loss)
-        self.restart()
-        return Values(mean, [round(value, 1) for value in rates])
+def config(profile: Profile) -> dict[str, Any]:
+    """What is going to be trained, for ``run.json``: only the optimizer that trains."""
+    return dataclasses.asdict(dataclasses.replace(profile, optimizers=())) | {
+        "optimizer": dataclasses.asdict(profile.optimizer)
+    }
 
 
-def mlperf_path() -> Path | None:
-    """Where this rank writes ``mlperf.log``: only rank 0, and only with a run directory."""
-    run = hora.context().run
-    return run.mlperf_log if run is not None and hora.rank() == 0 else None
-
-
-def begin(profile: Profile, log: MLPerfLog) -> None:
-    """Write down what is going to be trained, on what."""
-    workers = f"{hora.size()} {plural(hora.size(), 'worker')}"
-    log.submission("resnet", platform=f"{platform.machine()}, {workers} on {hora.device().type}")
-    log.event("cache_clear", False)  # nothing is flushed: that would take root
-    log.start("init_start")
-    here = hora.context()
-    if here.run is not None and hora.rank() == 0:
-        here.run.describe(
-            config=dataclasses.asdict(dataclasses.replace(profile, optimizers=()))
-            | {"optimizer": dataclasses.asdict(profile.optimizer)},
-        )
-
-
-def initialized(log: MLPerfLog) -> None:
-    """Everything that needs no data is done. MLPerf's clock starts here."""
-    hora.barrier()
-    log.stop("init_stop")
-    log.start("run_start")
-
-
-def hyperparameters(profile: Profile, log: MLPerfLog, *, train: int, test: int, steps: int) -> None:
-    """Write the hyperparameters that MLPerf's rules ask for.
+def hyperparameters(profile: Profile, *, steps: int) -> Mapping[str, float | int | str]:
+    """The hyperparameters that MLPerf's rules ask for.
 
     Args:
         profile: what is trained.
-        log: where to.
-        train: training samples.
-        test: test samples.
         steps: per epoch.
     """
     config = profile.optimizer
-    values = resnet_hyperparameters(
+    return resnet_hyperparameters(
         config.name,
         global_batch=profile.global_batch,
         lr=config.lr,
@@ -129,11 +58,6 @@ def hyperparameters(profile: Profile, log: MLPerfLog, *, train: int, test: int, 
         epsilon=config.epsilon,
         bn_span=profile.global_batch // hora.size(),
     )
-    for key, value in values.items():
-        log.event(key, value)
-    log.event("seed", profile.seed)
-    log.event("train_samples", train)
-    log.event("eval_samples", test)
 
 
 def finish(learner: Learner, data: Data, outcome: Outcome, scaling: Scaling | None) -> None:
@@ -150,7 +74,12 @@ def finish(learner: Learner, data: Data, outcome: Outcome, scaling: Scaling | No
             "workload": "resnet",
             "profile": profile.name,
             "target": profile.target,
-            **dataclasses.asdict(outcome),
+            "accuracy": outcome.values["accuracy"],
+            "reached": outcome.reached,
+            "epochs": outcome.epochs,
+            "steps": outcome.steps,
+            "time_to_train": outcome.time_to_train,
+            "samples_per_second": outcome.samples_per_second,
             "data": data.origin,
             "precision": str(learner.dtype).removeprefix("torch."),
             "scaling_factor": None if scaling is None else scaling.factor,

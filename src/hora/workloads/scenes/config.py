@@ -69,6 +69,7 @@ class Profile:
         train_on: finish the schedule although the target is reached.
         log_every: steps between two records in metrics.jsonl.
         eval_batch: pictures of all workers together in one step of an evaluation.
+        checkpoint_every: steps between checkpoints; None: only when the job is asked to stop.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Profile:
     backbone: Path | None = None
     train_on: bool = False
     log_every: int = 10
+    checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.targets) - {"bbox", "segm"})

@@ -47,6 +47,11 @@ class Learner(Protocol):
         ...
 
     @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """What steps the model."""
+        ...
+
+    @property
     def profile(self) -> Profile:
         """How it is trained, on what."""
         ...
@@ -58,6 +63,10 @@ class Learner(Protocol):
 
     def transforms(self) -> tuple[Transform, Transform]:
         """What is done to training and to test samples, in the loader's processes."""
+        ...
+
+    def hyperparameters(self, *, steps: int) -> Mapping[str, Any]:
+        """The hyperparameters that MLPerf's rules ask for, by their keys; ``steps`` make an epoch."""
         ...
 
     def step(self, batch: Batch, *, lr: float, epoch: int) -> Mapping[str, Tensor]:

@@ -1,26 +1,23 @@
-"""What a training of a detector leaves in its run directory: configuration, summary, drawn detections."""
+"""What a training of a detector leaves in its run directory: summary, drawn detections."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 import hora.torch as hora
 from hora.core.plural import plural
 from hora.core.rundir import disk_errors
+from hora.workloads.loop import Outcome
 from hora.workloads.scenes.batches import collate
 from hora.workloads.scenes.draw import draw, png, side_by_side
 from hora.workloads.scenes.learner import Detected, Learner
 from hora.workloads.scenes.sample import Pictures, Sample
 
-if TYPE_CHECKING:
-    from hora.workloads.scenes.loop import Outcome
-
-__all__ = ["begin", "drawings", "finish"]
+__all__ = ["drawings", "finish"]
 
 SHOWN = 8
 """Test pictures with what was found in them, evenly over the test set."""
@@ -28,13 +25,6 @@ LEAST_SHOWN = 0.5
 """Score of the detections that are drawn; those below are many and mostly wrong."""
 SIDE = 256
 """Pixels that small pictures are enlarged to, by a whole factor."""
-
-
-def begin(learner: Learner) -> None:
-    """Write down what is going to be trained."""
-    run = hora.context().run
-    if run is not None and hora.rank() == 0:
-        run.describe(config=dataclasses.asdict(learner.profile))
 
 
 def finish(learner: Learner, test: Pictures, outcome: Outcome, *, workload: str) -> None:
@@ -51,12 +41,14 @@ def finish(learner: Learner, test: Pictures, outcome: Outcome, *, workload: str)
             "workload": workload,
             "profile": profile.name,
             "targets": dict(profile.targets),
-            "precision": dict(outcome.precision),
+            "precision": dict(outcome.values),
             "reached": outcome.reached,
-            "missed": "; ".join(outcome.missed(profile.targets)),
+            "missed": "; ".join(outcome.missed),
             "epochs": outcome.epochs,
             "steps": outcome.steps,
-            "time_to_train": outcome.seconds,
+            "time_to_train": outcome.time_to_train,
+            "samples_per_second": outcome.samples_per_second,
+            "data": "COCO 2017" if profile.data.kind == "coco" else "scenes of real photos",
             "workers": hora.size(),
         }
     )

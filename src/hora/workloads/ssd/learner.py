@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import hora.torch as hora
+from hora.mlperf import ssd_hyperparameters
 from hora.workloads.scenes.batches import Batch, normalize
 from hora.workloads.scenes.learner import Detected, Transform, make_optimizer, set_rate
 from hora.workloads.scenes.weights import load_backbone
@@ -51,6 +53,17 @@ class SSDLearner:
 
     def transforms(self) -> tuple[Transform, Transform]:
         return augment.training(self.profile), augment.evaluation(self.profile)
+
+    def hyperparameters(self, *, steps: int) -> Mapping[str, Any]:
+        profile, schedule = self.profile, self.profile.schedule
+        return ssd_hyperparameters(
+            global_batch=profile.global_batch,
+            lr=schedule.lr,
+            weight_decay=schedule.weight_decay,
+            warmup_steps=schedule.warmup_steps,
+            decay_epochs=schedule.decay_at,
+            bn_span=profile.global_batch // hora.size(),
+        )
 
     def step(self, batch: Batch, *, lr: float, epoch: int) -> Mapping[str, Tensor]:
         set_rate(self.optimizer, lr)

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import hora.torch as hora
-from hora.torch import Checkpoints, Loader
-from hora.workloads.resnet.learner import Learner
+from hora.torch import Checkpoints
 
 __all__ = ["Past", "checkpoints"]
 
@@ -17,7 +16,7 @@ class Past:
     """Kept in checkpoints.
 
     Attributes:
-        accuracy: of the last evaluation, 0 to 1.
+        values: of the last evaluation.
         evaluating: seconds spent in evaluations.
         reached_at: seconds after which the target was known to be reached; None: it was not yet.
 
@@ -26,7 +25,7 @@ class Past:
     """
 
     def __init__(self, started: float) -> None:
-        self.accuracy = 0.0
+        self.values: dict[str, float] = {}
         self.evaluating = 0.0
         self.reached_at: float | None = None
         self._started = started
@@ -39,7 +38,7 @@ class Past:
     def state_dict(self) -> dict[str, Any]:
         """For checkpoints."""
         return {
-            "accuracy": self.accuracy,
+            "values": self.values,
             "evaluating": self.evaluating,
             "reached_at": self.reached_at,
             "seconds": self.seconds,
@@ -47,17 +46,21 @@ class Past:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on; what is lost between the checkpoint and its restoring does not count as training."""
-        self.accuracy, self.evaluating = state["accuracy"], state["evaluating"]
+        self.values, self.evaluating = dict(state["values"]), state["evaluating"]
         self.reached_at = state["reached_at"]
         self._started = time.perf_counter() - state["seconds"]
 
 
-def checkpoints(learner: Learner, loader: Loader, past: Past) -> Checkpoints | None:
-    """The checkpoints of a training, which goes on from the newest; None where nothing is written."""
+def checkpoints(state: Mapping[str, Any], *, every: int | None) -> Checkpoints | None:
+    """The checkpoints of a training, which goes on from the newest; None where nothing is written.
+
+    Args:
+        state: what they hold, by name.
+        every: steps between two; None: only when the job is asked to stop.
+    """
     here = hora.context()
     if here.run is None and here.settings.checkpoints is None:
         return None
-    state = {"model": learner.model, "optimizer": learner.optimizer, "loader": loader, "past": past}
-    made = Checkpoints(state, every=learner.profile.checkpoint_every)
+    made = Checkpoints(dict(state), every=every)
     made.restore()
     return made
