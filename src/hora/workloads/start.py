@@ -57,6 +57,6 @@ def start(
     missed = run(profile).missed
     here = hora.context()
     if missed and here.settings.job is None:
-        if here.rank == 0:
+        if hora.rank() == 0:
             print(f"hora: target not reached: {'; '.join(missed)}", file=sys.stderr)
         sys.exit(1)
