@@ -43,7 +43,7 @@ def test_an_ssd_that_was_asked_to_stop_goes_on_to_the_same_end(tmp_path: Path) -
                 os.kill(os.getpid(), signal.SIGTERM)
             count(self, *args, **options)
 
-        Pace.count = and_ask  # type: ignore[method-assign]
+        Pace.count = and_ask
         try:
             run(profile, workload="ssd", make=SSDLearner)
         except StopForNow:
@@ -52,7 +52,7 @@ def test_an_ssd_that_was_asked_to_stop_goes_on_to_the_same_end(tmp_path: Path) -
 
     assert run_ranks(2, body, None, run_dir=tmp_path / "whole") == [False, False]
     assert run_ranks(2, body, 2, run_dir=tmp_path / "first") == [True, True]
-    rest = {"run_dir": tmp_path / "rest", "resume": tmp_path / "first"}
+    rest: dict[str, Any] = {"run_dir": tmp_path / "rest", "resume": tmp_path / "first"}
     assert run_ranks(2, body, None, **rest) == [False, False]
     kept = ("kind", "step", "loss", "lr", "bbox")
     whole, head, tail = (
@@ -101,7 +101,7 @@ def test_options_survive_the_way_to_the_workers() -> None:
 
 def test_without_a_launcher_a_missed_target_is_a_sentence_and_exit_code_1() -> None:
     def body(missed: list[str]) -> int:
-        start.hora.init = lambda: None
+        hora.init = lambda: None
         try:
             start.start("ssd", ssd_options, lambda profile: SimpleNamespace(missed=missed), [])
         except SystemExit as end:
