@@ -14,7 +14,8 @@ from hora.plan import search
 from hora.plan.hardware import MACHINES, machine
 from hora.plan.memory import Layout
 from hora.plan.models import GPTS, WORKLOADS, workload
-from hora.plan.prediction import Question, predict
+from hora.plan.prediction import predict
+from hora.plan.question import Question
 
 
 def ask(name: str, on: str, gpus: int, **more: object) -> Question:

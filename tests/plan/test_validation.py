@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from hora.core.errors import DataError
-from hora.plan import text
 from hora.plan.collectives import DATA
-from hora.plan.validation import Score, validate
+from hora.plan.scores import Score, families, summary
+from hora.plan.validation import validate
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +16,7 @@ def everything() -> list[Score]:
 
 
 def test_rows_of_several_servers_meet_the_bars(everything):
-    found = text.summary([score for score in everything if not score.single])
+    found = summary([score for score in everything if not score.single])
     assert found["rows"] >= 30
     assert found["median"] <= 0.08
     assert found["p90"] <= 0.15
@@ -24,18 +24,18 @@ def test_rows_of_several_servers_meet_the_bars(everything):
 
 
 def test_the_stated_interval_holds_four_rows_in_five(everything):
-    assert 0.70 <= text.summary(everything)["covered"] <= 0.90
+    assert 0.70 <= summary(everything)["covered"] <= 0.90
 
 
 def test_trivial_planners_are_beaten_in_error_and_in_order(everything):
     for some in (everything, [score for score in everything if not score.single]):
-        found = text.summary([score for score in some if score.linear])
+        found = summary([score for score in some if score.linear])
         assert found["mean"] < min(found["constant"], found["linear"])
         assert found["order"] > max(found["order_constant"], found["order_linear"])
 
 
 def test_memory_is_within_a_tenth(everything):
-    memory = text.families(everything)["memory"]
+    memory = families(everything)["memory"]
     assert len(memory) == 12
     assert max(abs(score.error) for score in memory) < 0.10
 

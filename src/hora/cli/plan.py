@@ -13,7 +13,7 @@ from hora.core.errors import UsageError
 
 if TYPE_CHECKING:
     from hora.plan.memory import Layout, Transformer
-    from hora.plan.prediction import Prediction, Question
+    from hora.plan.question import Prediction, Question
 
 ASKED = (
     "batch",
@@ -147,7 +147,7 @@ def _check(arguments: argparse.Namespace) -> None:
 def _question(arguments: argparse.Namespace, on: str) -> Question:
     from hora.plan.hardware import machine
     from hora.plan.models import workload
-    from hora.plan.prediction import Question
+    from hora.plan.question import Question
 
     model: Any
     if arguments.profile:
@@ -222,7 +222,7 @@ def seconds_of(words: str) -> float:
 
 
 def _validate(arguments: argparse.Namespace) -> int:
-    from hora.plan import text
+    from hora.plan import scores as table
     from hora.plan.validation import validate
 
     scores, unread = validate(arguments.validate)
@@ -233,7 +233,7 @@ def _validate(arguments: argparse.Namespace) -> int:
         replace_text(arguments.picture, scatter_svg(scores))
     if arguments.json:
         values = {
-            "families": {name: text.summary(some) for name, some in text.families(scores).items()},
+            "families": {name: table.summary(some) for name, some in table.families(scores).items()},
             "rows": [
                 {**dataclasses.asdict(one), "error": one.error, "covered": one.covered} for one in scores
             ],
@@ -241,11 +241,11 @@ def _validate(arguments: argparse.Namespace) -> int:
         }
         print(json.dumps(values, indent=1))
         return 0
-    for line in text.validation_lines(scores, rows=arguments.rows):
+    for line in table.validation_lines(scores, rows=arguments.rows):
         print(line)
     for one in unread:
         print(f"not recomputed: {one.source}: {one.reason}")
-    print(text.LEGEND)
+    print(table.LEGEND)
     return 0
 
 

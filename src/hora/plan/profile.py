@@ -19,8 +19,8 @@ import psutil
 from hora.core.errors import HoraError, UsageError
 from hora.core.rundir import RunDirectory
 from hora.plan.hardware import GPUS, MACHINES, Gpu, Machine
-from hora.plan.prediction import Profile
 from hora.plan.probe import cores, probe
+from hora.plan.question import Profile
 from hora.plan.step import Constants
 
 __all__ = ["LOCAL", "read"]

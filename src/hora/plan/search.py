@@ -11,7 +11,8 @@ from hora.plan.convergence import curve
 from hora.plan.hardware import Machine
 from hora.plan.memory import Layout, Transformer
 from hora.plan.models import Workload
-from hora.plan.prediction import Prediction, Profile, Question, predict
+from hora.plan.prediction import predict
+from hora.plan.question import Prediction, Profile, Question
 from hora.plan.transformer import software_for
 
 __all__ = ["Deadline", "best_batch", "best_layouts", "deadline", "doublings", "sweep"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 from hora.plan import calibration, convergence, megatron, memory
@@ -31,48 +31,11 @@ from hora.plan.published import (
     rows_of,
     throughput_rows,
 )
+from hora.plan.scores import Score
 from hora.plan.step import Work
 from hora.plan.transformer import THROTTLED
 
-__all__ = ["Score", "validate"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Score:
-    """One published figure and what was predicted for it.
-
-    Attributes:
-        family: rows of one kind, judged together.
-        single: of one server (or a figure that is no time).
-        half: of the 80 % interval, as a logarithm.
-        constant: the same figure by the mean TFLOP/s per GPU of single-node rows; 0 where it says nothing.
-        linear: the same by linear scaling from one server.
-        group: rows whose order a planner must get right.
-        per_gpu: whether the figures are compared in order after division by the GPUs.
-    """
-
-    family: str
-    source: str
-    what: str
-    unit: str
-    predicted: float
-    published: float
-    half: float
-    single: bool
-    gpus: int = 1
-    constant: float = 0.0
-    linear: float = 0.0
-    group: str = ""
-
-    @property
-    def error(self) -> float:
-        """Relative: predicted over published, less one."""
-        return self.predicted / self.published - 1
-
-    @property
-    def covered(self) -> bool:
-        """Whether the published figure lies in the stated interval."""
-        return abs(math.log(self.predicted / self.published)) <= self.half
+__all__ = ["validate"]
 
 
 def validate(names: Sequence[str] = ()) -> tuple[list[Score], list[Unread]]:

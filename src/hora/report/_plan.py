@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 
-from hora.plan.prediction import Prediction
-from hora.plan.text import families, time
-from hora.plan.validation import Score
+from hora.plan.question import Prediction
+from hora.plan.scores import Score, families
+from hora.plan.text import time
 
 __all__ = ["scatter_svg", "sweep_svg"]
 
