@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from _trainers import LOSS_TOLERANCE
 
 ROOT = Path(__file__).parents[2]
@@ -95,6 +97,7 @@ def test_how_fast_the_guard_judges(tmp_path: Path) -> None:
     assert hangs == {"mismatched-calls", "late-rank", "subset-call"}
 
 
+@pytest.mark.alone
 def test_what_the_guard_costs(tmp_path: Path) -> None:
     found = results(tmp_path / "it.json", "guard_cost", "--models", "tiny", "--seconds", "1")
     assert contenders(found) == {"without the guard", "with the guard"}

@@ -30,6 +30,7 @@ def store() -> Any:
     return dist.distributed_c10d._get_default_store()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_the_first_rank_that_waits_names_those_that_do_not_come(asynchronous: bool) -> None:
     """Ranks 0 and 2 come late, one after the other: rank 1 has said it by the time rank 0 could."""

@@ -100,6 +100,7 @@ def test_what_does_not_fit_says_what_would():
     assert found.changes[-1].fits
 
 
+@pytest.mark.alone
 def test_the_search_over_1024_gpus_takes_seconds_and_beats_what_it_left_out():
     start = time.perf_counter()
     found = search.best_layouts(ask("gpt3-175b", "dgx-h100", 1024, batch=1536))

@@ -60,6 +60,7 @@ def run(folder: Path, script: str, *options: str) -> tuple[int, str, RunDirector
     return ended.returncode, ended.stdout, RunDirectory.open(folder / "run")
 
 
+@pytest.mark.alone
 def test_a_hanging_job_is_told_without_noise_and_its_timeline_says_who_waited(tmp_path: Path) -> None:
     code, printed, directory = run(tmp_path, HANGING, "--stall-after", "1", "--stall-abort", "2")
     assert code == 1
