@@ -24,6 +24,7 @@ class Desk:
         self.earlier: list[Earlier] = []
         self.asked: list[int] = []
         self.stopped: dict[int, dict[int, str]] = {}
+        self.halted: set[int] = set()
         self.complaints: list[str] = []
 
     def send(self, rank: int, record: Mapping[str, Any]) -> None:
@@ -35,6 +36,9 @@ class Desk:
 
     def ask_stack(self, rank: int) -> None:
         self.asked.append(rank)
+
+    def is_stopped(self, rank: int) -> bool:
+        return rank in self.halted
 
     def stopped_children(self, rank: int) -> Mapping[int, str]:
         return self.stopped.get(rank, {})

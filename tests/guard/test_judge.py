@@ -345,6 +345,22 @@ def test_a_stopped_process_of_a_late_rank_is_named() -> None:
     assert verdict.advice == "Find out what has stopped it; `kill -CONT 77 78` lets it go on."
 
 
+def test_a_rank_that_a_signal_has_stopped_is_named_after_five_seconds() -> None:
+    stage = Stage(2, stall_after=30.0)
+    now = time.monotonic()
+    stage.call(1, since=now)
+    stage.look(now=now + 6)
+    assert stage.desk.verdicts == []  # it may come by itself
+    stage.desk.halted.add(0)
+    stage.look(now=now + 6.1)
+    stage.judge.stack(0, "it is stopped (SIGSTOP), so its stack cannot be taken")
+    stage.look(now=now + 6.2)
+    [(verdict, stop)] = stage.desk.verdicts
+    assert verdict.ranks == [0]
+    assert not stop
+    assert "it is stopped (SIGSTOP)" in verdict.text
+
+
 def test_a_stack_that_does_not_come_holds_the_verdict_up_for_a_second() -> None:
     stage = Stage(2, stall_after=30.0)
     now = time.monotonic()

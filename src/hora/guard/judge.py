@@ -61,6 +61,10 @@ class Desk(Protocol):
         """Have a rank's stack taken; it comes back by :meth:`Judge.stack`."""
         ...
 
+    def is_stopped(self, rank: int) -> bool:
+        """Whether a signal has stopped the rank (SIGSTOP); False where that cannot be seen at once."""
+        ...
+
     def stopped_children(self, rank: int) -> Mapping[int, str]:
         """The processes that a rank has started and that are stopped: their pids, and what they are."""
         ...

@@ -24,6 +24,10 @@ ENGINE_STALL = 10.0
 """Seconds, at least, after which a collective that all ranks have entered counts as stuck: a busy host is
 slow too."""
 
+STOPPED_PATIENCE = 5.0
+"""Seconds of waiting after which a rank that a signal has stopped is named: it does not come by itself, and a
+pause that is meant (a debugger, a snapshot of the host) is shorter."""
+
 STOPPED = "it is stopped"
 """How the answer begins that comes in place of the stack of a rank that a signal has stopped."""
 
@@ -87,6 +91,10 @@ class Late:
             waited = now - max([began, *(self._excused.get(rank, 0.0) for rank in missing)])
             limit = options.stall_abort or options.timeout
             patience = options.stall_after if missing else max(options.stall_after, ENGINE_STALL)
+            if waited >= min(STOPPED_PATIENCE, patience) and any(
+                map(self._judge.desk.is_stopped, missing or ranks)
+            ):
+                patience = min(STOPPED_PATIENCE, patience)
             if waited < min(patience, limit):
                 continue
             case = self._cases.get((place, waited >= limit))
@@ -105,7 +113,7 @@ class Late:
                 if now - case.asked >= STACK_PATIENCE:
                     del self._cases[place, False]  # libraries take seconds on a busy host: look again
                 continue
-            if not missing:
+            if not missing:  # one of those inside
                 missing = [rank for rank, stack in case.stacks.items() if stack.startswith(STOPPED)]
             case.told = True
             case.children = {rank: self._judge.desk.stopped_children(rank) for rank in missing[:SHOWN_RANKS]}
@@ -114,7 +122,8 @@ class Late:
                 name = "--stall-abort" if options.stall_abort else "HORA_TIMEOUT"
                 what = "A late rank is replaced" if options.replaces and missing else "The job is stopped"
                 end = f" {what} after {limit:g} s ({name})."
-            self._find(place, ranks, missing, waited, case, end=end)
+            waiting = [rank for rank in ranks if rank not in missing] or ranks
+            self._find(place, waiting, missing, waited, case, end=end)
 
     def _find(
         self,
@@ -149,6 +158,8 @@ class Late:
             )
             hint = next((hint for rank in missing if (hint := _hint(case.stacks.get(rank, "")))), "")
             advice = f"{hint} {advice}" if hint else advice
+            if any(case.stacks.get(rank, "").startswith(STOPPED) for rank in missing):
+                advice = "Find out what has stopped it; SIGCONT lets it go on."
             pids = [str(pid) for rank in missing[:SHOWN_RANKS] for pid in case.children.get(rank, {})]
             if pids:
                 advice = f"Find out what has stopped it; `kill -CONT {' '.join(pids)}` lets it go on."

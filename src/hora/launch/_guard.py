@@ -304,6 +304,10 @@ class Guard:
         else:
             self._stacks.ask(rank)
 
+    def is_stopped(self, rank: int) -> bool:
+        """Whether a signal has stopped a rank of this host; of another host its stack's answer tells it."""
+        return rank not in self._seats and self._stacks.is_stopped(rank)
+
     def stopped_children(self, rank: int) -> Mapping[int, str]:
         """The processes that a rank has started and that are stopped: their pids, and what they are."""
         if rank in self._seats:

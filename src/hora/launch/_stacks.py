@@ -67,6 +67,12 @@ class Stacks:
         assert signal is not None
         os.kill(self._processes[rank].pid, signal)
 
+    def is_stopped(self, rank: int) -> bool:
+        """Whether a signal has stopped the rank (state T)."""
+        process = self._processes.get(rank)
+        status = None if process is None or process.returncode is not None else _status(process.pid)
+        return status is not None and status.get("State", "?")[:1] == "T"
+
     def remove(self, rank: int) -> None:
         """The rank has ended."""
         pipe = self._pipes.pop(rank, None)
