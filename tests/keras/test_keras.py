@@ -125,7 +125,6 @@ def test_a_killed_rank_costs_steps_and_nothing_else(forked: Forked, tmp_path: Pa
         np.testing.assert_array_equal(found[0][name], value, err_msg=name)
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_stopped_rank_is_named_and_ends_the_job(who: int, forked: Forked, tmp_path: Path) -> None:
     words = ("-n", "2", "--stall-after", "2", "--stall-abort", "4", str(ELASTIC), "stop", str(who))
