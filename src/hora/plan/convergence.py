@@ -98,8 +98,9 @@ def fit(group: Sequence[Point]) -> Curve:
 
 
 @cache
-def _curves() -> dict[str, Curve]:
-    return {name: fit(group) for name, group in points(rows_of(DATA / "mlperf_rcps.csv")).items()}
+def _reference(benchmark: str) -> Curve | None:
+    group = points(rows_of(DATA / "mlperf_rcps.csv")).get(benchmark)
+    return None if group is None else fit(group)
 
 
 @cache
@@ -120,7 +121,7 @@ def curve(benchmark: str, *, first_round: bool = False) -> Curve | None:
         benchmark: ``resnet``, ``ssd``, ``maskrcnn``, ``bert``, ...
         first_round: with the recipes of 2019, as the single-node runs of MLPerf v0.6 needed them.
     """
-    found = _curves().get(benchmark)
+    found = _reference(benchmark)
     rows = _first_round().get(benchmark, [])
     if rows and (first_round or found is None):
         epochs = sorted(value for _, value in rows)[len(rows) // 2]
