@@ -21,6 +21,11 @@ SPREAD = 0.03
 """Relative spread that is added to a point's own: the same batch differs so much between rule versions."""
 
 
+BEYOND = 7.0
+"""Critical batch over that of one server where no reference points exist: the geometric mean of that ratio
+for ResNet-50, SSD and Mask R-CNN in MLPerf v0.6 (15, 3 and 8)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Point:
     """Mean epochs (samples, for language models) of reference runs at one batch."""
@@ -126,8 +131,10 @@ def curve(benchmark: str, *, first_round: bool = False) -> Curve | None:
     if rows and (first_round or found is None):
         epochs = sorted(value for _, value in rows)[len(rows) // 2]
         if found is None:
-            batches = [batch for batch, _ in rows]
-            return Curve(least=epochs, critical=math.inf, low=min(batches), high=max(batches), error=SPREAD)
+            most = max(batch for batch, _ in rows)
+            critical = BEYOND * most
+            least = epochs / (1 + most / critical)
+            return Curve(least=least, critical=critical, low=most / 2, high=most, error=0.1)
         batch = sorted(value for value, _ in rows)[len(rows) // 2]
         return _FirstRound(**asdict(found), single=epochs, more=max(0.0, epochs - found.epochs(batch)))
     return found

@@ -16,7 +16,7 @@ from hora.plan.published import MLPERF
 from hora.plan.question import Interval, Prediction, Profile, Question
 from hora.plan.step import Parts, Work, step
 
-__all__ = ["CLOSED_FORM", "OTHER_GENERATION", "PER_DOUBLING", "half_width", "predict"]
+__all__ = ["CLOSED_FORM", "OTHER_GENERATION", "PER_DOUBLING", "half_width", "predict", "work_of"]
 
 KNOWN = 0.03
 """Half of a step's 80 % interval where the same configuration was measured; with ``UNKNOWN`` it follows the
@@ -136,7 +136,7 @@ def _data_parallel(question: Question) -> tuple[Question, Parts, float, str, str
             f"--micro-batch {micro}: it does not divide a worker's {each} samples.",
             fix=f"Write --micro-batch {near}.",
         )
-    work = _work(question, model)
+    work = work_of(question, model)
     if isinstance(model, Profile):
         same = model.machine.name == question.machine.name
         if not same and "CPU" in (question.machine.gpu.generation, model.machine.gpu.generation):
@@ -302,14 +302,15 @@ def _efficiency(question: Question) -> float:
     alone = replace(question, gpus=base, batch=question.batch // question.gpus * base)
     model = question.model
     if isinstance(model, Profile):
-        both = [step(model.beside(one.gpus), _work(one, model), one.machine) for one in (alone, question)]
+        both = [step(model.beside(one.gpus), work_of(one, model), one.machine) for one in (alone, question)]
     else:  # by the constants alone: two scales compare without the noise of measurements
-        constants = _nearest_group(model.name, question, _work(question, model))[1].constants
-        both = [step(constants, _work(one, model), one.machine) for one in (alone, question)]
+        constants = _nearest_group(model.name, question, work_of(question, model))[1].constants
+        both = [step(constants, work_of(one, model), one.machine) for one in (alone, question)]
     return both[0].total / both[1].total
 
 
-def _work(question: Question, model: Workload | Profile) -> Work:
+def work_of(question: Question, model: Workload | Profile) -> Work:
+    """What one step of a question with its batch filled in has to do."""
     each = question.batch // question.gpus
     micro = question.micro_batch or each
     if isinstance(model, Profile):

@@ -18,7 +18,17 @@ from hora.plan.hardware import GPUS, MACHINES, Machine, Precision
 from hora.plan.models import WORKLOADS
 from hora.plan.step import Work
 
-__all__ = ["Measured", "Unread", "machine_of", "number", "read", "rows_of", "throughput_rows"]
+__all__ = [
+    "SUBWORDS",
+    "Measured",
+    "Unread",
+    "machine_of",
+    "mlperf_model",
+    "number",
+    "read",
+    "rows_of",
+    "throughput_rows",
+]
 
 Row = dict[str, str]
 
@@ -228,13 +238,16 @@ SUBWORDS = 50
 """Subword units of a pair of sentences, both sides, in GNMT's training set."""
 
 
+def mlperf_model(benchmark: str) -> str:
+    """The preset of an MLPerf benchmark, or its own name where there is none."""
+    return {"resnet": "resnet50", "ssd": "ssd300", "transformer": "transformer-big"}.get(benchmark, benchmark)
+
+
 def _mlperf(row: Row, source: str) -> Measured | Unread:
     machine = machine_of(row["system"], row["accelerator"])
     step = number(row["ms_per_step"])
     batch, gpus = number(row["batch_per_accelerator"]), number(row["accelerators"])
-    model = {"resnet": "resnet50", "ssd": "ssd300", "transformer": "transformer-big"}.get(
-        row["benchmark"], row["benchmark"]
-    )
+    model = mlperf_model(row["benchmark"])
     if machine is None:
         return Unread(source=source, reason=f"no preset resembles {row['system']} {row['accelerator']}")
     whole = number(row["global_batch"])
@@ -242,7 +255,9 @@ def _mlperf(row: Row, source: str) -> Measured | Unread:
         step = 1e3 * whole / rate
     if not batch and whole and gpus:
         batch = whole / gpus
-    if model not in WORKLOADS or not step or not batch or not gpus:
+    if model not in WORKLOADS:
+        return Unread(source=source, reason=f"{row['benchmark']}: Hora has no preset of this model")
+    if not step or not batch or not gpus:
         return Unread(source=source, reason=f"{row['benchmark']}: no time per step is published")
     preset = WORKLOADS[model]
     if model == "gnmt":

@@ -63,7 +63,7 @@ def summary(scores: Sequence[Score]) -> dict[str, float]:
     found = {
         "rows": float(len(scores)),
         "median": statistics.median(errors),
-        "p90": errors[min(len(errors) - 1, int(0.9 * len(errors)))],
+        "p90": _quantile(errors, 0.9),
         "mean": statistics.fmean(errors),
         "bias": statistics.fmean(score.error for score in scores),
         "covered": statistics.fmean(score.covered for score in scores),
@@ -77,6 +77,14 @@ def summary(scores: Sequence[Score]) -> dict[str, float]:
             if order is not None:
                 found[name] = order
     return found
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    """Between the two values that lie around it."""
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
 def _order(scores: Sequence[Score], by: str) -> float | None:

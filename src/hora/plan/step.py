@@ -27,6 +27,11 @@ optimistic by 4 to 13 % on published clusters of 4 to 96 servers. ``sigma`` expl
 left, 3 to 10 %, is 0.015 log2(N)."""
 
 
+GRAPHS = 0.3
+"""Share of the launches' time that is left where whole graphs are launched at once, as software for Hopper
+and later GPUs does. Our assumption: no single-node measurement of these GPUs is in the tables."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Constants:
     """What single-node measurements say about one model under one software.
@@ -111,11 +116,12 @@ def columns(batch: float, precision: Precision, machine: Machine) -> tuple[float
     arithmetic = batch / gpu.peak(precision)
     width = 1.0 if precision == "mixed" else 2.0
     plain = precision == "fp32"
+    launches = GRAPHS if gpu.generation in ("H100", "B200") else 1.0
     return (
         0.0 if plain else arithmetic,
         arithmetic if plain else 0.0,
         batch * width / gpu.bandwidth,
-        1.0,
+        launches,
     )
 
 

@@ -18,20 +18,24 @@ from hora.plan.collectives import DATA, all_reduce, bus_bandwidth, gather
 from hora.plan.hardware import MACHINES
 from hora.plan.memory import Layout, Transformer
 from hora.plan.models import GPTS, WORKLOADS
-from hora.plan.prediction import CLOSED_FORM, OTHER_GENERATION, PER_DOUBLING, half_width
+from hora.plan.prediction import CLOSED_FORM, OTHER_GENERATION, PER_DOUBLING, half_width, predict, work_of
 from hora.plan.published import (
     BERT_GLOBAL,
     MLPERF,
+    SUBWORDS,
     Measured,
     Row,
     Unread,
     machine_of,
+    mlperf_model,
     number,
     read,
     rows_of,
     throughput_rows,
 )
+from hora.plan.question import Prediction, Question
 from hora.plan.scores import Score
+from hora.plan.search import best_batch
 from hora.plan.step import Work
 from hora.plan.transformer import THROTTLED
 
@@ -138,45 +142,64 @@ def _own(rows: Sequence[Measured | Unread]) -> dict[calibration.Group, Calibrate
     return known
 
 
-SAMPLES = {"gnmt": 50.0}
-"""Units of a preset per sample that a table counts."""
-
-
 def _minutes(rows: Sequence[Row], name: str) -> Iterator[Score | Unread]:
-    """Minutes until the target: published epochs, predicted steps, evaluations and overhead."""
-    for index, (row, read_row) in enumerate(zip(rows, _each(rows, name), strict=True)):
+    """Minutes until the target: with the published epochs, else with those of the model's curve."""
+    for index, row in enumerate(rows):
         source = f"{name}:{index + 2} minutes"
-        minutes, epochs = number(row["score_minutes"]), number(row["converge_epoch_median"])
-        if isinstance(read_row, Unread) or not minutes or not epochs:
-            yield Unread(source=source, reason=f"{row['benchmark']}: its steps or epochs are not published")
+        found = _training(row, f"{name}:{index + 2}")
+        if isinstance(found, str):
+            yield Unread(source=source, reason=f"{row['benchmark']}: {found}")
             continue
-        preset = WORKLOADS[read_row.model]
-        found = calibration.calibrated()[read_row.group]
-        parts, nearness = found.parts(read_row.work, read_row.machine, without=read_row.source)
-        steps, per_epoch = number(row["steps_per_epoch"]), preset.samples
-        whole = epochs * (steps or per_epoch / (read_row.work.batch * read_row.work.gpus)) * parts.total
-        speed = read_row.machine.gpu.bandwidth / MACHINES["dgx-1"].gpu.bandwidth
-        whole += math.ceil(epochs / preset.evaluate_every) * preset.evaluation / speed / read_row.work.gpus
+        answer, half, minutes = found
+        asked = answer.question
+        nodes = asked.machine.nodes(asked.gpus)
+        assert answer.training is not None
+        assert answer.epochs is not None
         yield Score(
-            family=f"MLPerf v0.6 minutes, {'one server' if read_row.nodes == 1 else 'several servers'}",
+            family=f"MLPerf minutes, {'one server' if nodes == 1 else 'several servers'}",
             source=source,
-            what=f"{read_row.model} {read_row.machine.name} x{read_row.work.gpus}, {epochs:g} epochs",
+            what=f"{asked.name} {asked.machine.name} x{asked.gpus}, {answer.epochs.value:.3g} epochs",
             unit="min",
-            predicted=(whole + preset.overhead) / 60,
+            predicted=answer.training.value / 60,
             published=minutes,
-            half=half_width(nearness, read_row.nodes),
-            single=read_row.nodes == 1,
-            gpus=read_row.work.gpus,
+            half=half,
+            single=nodes == 1,
+            gpus=asked.gpus,
         )
 
 
-def _each(rows: Sequence[Row], name: str) -> list[Measured | Unread]:
-    """One result a row, in their order; rows of one configuration stay apart."""
-    return [
-        replace(found[0], source=f"{name}:{index + 2}")
-        for index, row in enumerate(rows)
-        for found in [throughput_rows([row], name)]
-    ]
+def _training(row: Row, source: str) -> tuple[Prediction, float, float] | str:
+    """The prediction of a training, half of its interval and the published minutes; or why there is none.
+
+    A row of one server is judged by the others: its own has no say in the correction.
+    """
+    machine = machine_of(row["system"], row["accelerator"])
+    model = mlperf_model(row["benchmark"])
+    gpus, minutes = number(row["accelerators"]), number(row["score_minutes"])
+    if machine is None or model not in WORKLOADS or not gpus or not minutes:
+        return "no preset of its model or machine, or no time is published"
+    preset = WORKLOADS[model]
+    batch = (number(row["global_batch"]) or 0.0) * (SUBWORDS if model == "gnmt" else 1)
+    asked = Question(
+        name=model,
+        model=preset,
+        machine=machine,
+        gpus=int(gpus),
+        batch=round(batch / gpus) * int(gpus),
+        epochs=number(row["converge_epoch_median"]) or 0.0,
+        samples=(number(row["steps_per_epoch"]) or 0.0) * batch,
+    )
+    answer = predict(asked if batch else best_batch(asked))
+    if answer.training is None:
+        return "how many epochs it takes is not known"
+    half = math.log(answer.training.high / answer.training.value)
+    group = calibration.calibrated().get((MLPERF, model, "", ""))
+    if machine.nodes(int(gpus)) == 1 and group is not None:
+        work = work_of(answer.question, preset)
+        parts, nearness = group.parts(work, machine, without=source)
+        half = half_width(nearness, 1)
+        answer = replace(answer, training=answer.training * (parts.total / answer.parts.total))
+    return answer, half, minutes
 
 
 def _megatron(rows: Sequence[Row], name: str) -> Iterator[Score | Unread]:
