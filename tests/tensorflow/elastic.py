@@ -21,6 +21,8 @@ weights = [
     tf.Variable(tf.zeros((4, 1))),
 ]  # the last: momentum
 state = hora.elastic.TensorFlowState(weights, step=0)
+resets: list[int] = []
+state.register_reset_callbacks([lambda: resets.append(state.step)])
 
 
 @tf.function
@@ -47,5 +49,6 @@ def train(state: hora.elastic.TensorFlowState) -> None:
 
 
 train(state)
+assert resets == ([] if first else [6]), resets  # the last commit before the seventh step
 if hora.rank() == 0:
     np.savez(out, step=state.step, **{str(i): weight.numpy() for i, weight in enumerate(weights)})

@@ -36,6 +36,8 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def elastic(state: State, *args: Any, **kwargs: Any) -> Any:
         state.sync()
+        if (required("elastic").settings.attempt or 1) > 1:
+            state.on_reset()
         return function(state, *args, **kwargs)
 
     return elastic
@@ -51,7 +53,7 @@ class State:
         self._reset_callbacks: list[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
-        """Call these after each change of the workers, before the training goes on."""
+        """Call these when the workers have been started anew, before the training goes on."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
