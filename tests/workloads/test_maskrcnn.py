@@ -28,8 +28,8 @@ from hora.workloads.maskrcnn.rpn import RPN, WEIGHTS, anchors_of
 from hora.workloads.maskrcnn.sampling import chance, choose, match
 from hora.workloads.scenes.batches import Prepared, collate
 from hora.workloads.scenes.boxes import encode
-from hora.workloads.scenes.compose import SceneConfig, load
-from hora.workloads.scenes.config import DataConfig, Schedule
+from hora.workloads.scenes.compose import load
+from hora.workloads.scenes.config import DataConfig, SceneConfig, Schedule
 from hora.workloads.scenes.evaluate import evaluate
 from hora.workloads.scenes.learner import make_optimizer, set_rate
 from hora.workloads.scenes.loop import loaders

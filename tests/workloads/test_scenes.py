@@ -22,8 +22,8 @@ from hora.workloads.maskrcnn.augment import Prepare
 from hora.workloads.scenes import compose, data, photos, truth
 from hora.workloads.scenes.batches import Batch, Prepared, collate
 from hora.workloads.scenes.coco import CocoPictures
-from hora.workloads.scenes.compose import SceneConfig, Scenes, boxes_of
-from hora.workloads.scenes.config import DataConfig, Profile
+from hora.workloads.scenes.compose import Scenes, boxes_of
+from hora.workloads.scenes.config import DataConfig, Profile, SceneConfig
 from hora.workloads.scenes.draw import draw
 from hora.workloads.scenes.evaluate import evaluate
 from hora.workloads.scenes.learner import Detected

@@ -23,8 +23,8 @@ from hora.core.errors import TrainingError
 from hora.mlperf import MLPerfLog
 from hora.workloads.loop import Outcome, check_finite
 from hora.workloads.scenes.batches import Batch, Prepared, collate, normalize
-from hora.workloads.scenes.compose import SceneConfig, load
-from hora.workloads.scenes.config import DataConfig, Schedule
+from hora.workloads.scenes.compose import load
+from hora.workloads.scenes.config import DataConfig, SceneConfig, Schedule
 from hora.workloads.scenes.evaluate import evaluate
 from hora.workloads.scenes.loop import loaders, train
 from hora.workloads.scenes.record import drawings

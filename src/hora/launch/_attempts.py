@@ -95,8 +95,8 @@ class Attempts:
         if ended.failure is None or not self._job.restarts:
             return False, None
         # What an attempt commits is newer than what it was started from.
-        newest = ended.saved if ended.saved is not None else self._on_disk()
-        progress = ended.saved is not None or newest != self._newest
+        newest = self._on_disk()
+        progress = ended.saved is not None or (newest is not None and newest != self._newest)
         self._newest = newest
         self._without_progress = 0 if progress else self._without_progress + 1
         used = len(self.done) - 1

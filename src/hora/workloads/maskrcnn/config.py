@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hora.workloads.scenes.compose import SceneConfig
-from hora.workloads.scenes.config import DataConfig, Profile, Schedule
+from hora.workloads.scenes.config import DataConfig, Profile, SceneConfig, Schedule
 
 __all__ = ["PROFILES", "R50_FPN", "SMALL", "HeadsConfig", "MaskRCNNProfile", "ModelConfig", "RPNConfig"]
 

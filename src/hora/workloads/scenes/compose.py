@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from hora.workloads.resnet import fashion_mnist
 from hora.workloads.resnet.augment import uniform
 from hora.workloads.scenes import photos, truth
+from hora.workloads.scenes.config import SceneConfig
 from hora.workloads.scenes.photos import Split
 from hora.workloads.scenes.sample import Sample
 
-__all__ = ["SceneConfig", "Scenes", "load"]
+__all__ = ["Scenes", "load"]
 
 ATTEMPTS = 4
 """Places that are tried for an item before the scene does without it."""
@@ -32,31 +33,6 @@ ROOM = 3
 PER_ITEM = 6 + 2 * ATTEMPTS
 """Random numbers for each item: which, size, mirrored, three colours, then the places."""
 SPLIT_SEED: dict[Split, int] = {"train": 0, "test": 1}
-
-
-@dataclass(frozen=True, kw_only=True)
-class SceneConfig:
-    """How scenes are made.
-
-    Attributes:
-        side: height and width in pixels.
-        train: number of training scenes.
-        test: number of test scenes.
-        most: items in a scene, at most; at least one.
-        smallest: side of the smallest items in pixels.
-        largest: side of the largest.
-        subset: take the items from the subset of Fashion-MNIST that the package ships.
-        seed: of the scenes; another one makes other scenes from the same photos.
-    """
-
-    side: int = 128
-    train: int = 8000
-    test: int = 500
-    most: int = 4
-    smallest: int = 28
-    largest: int = 64
-    subset: bool = True
-    seed: int = 1
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,33 @@ from pathlib import Path
 from typing import Literal
 
 from hora.core.errors import UsageError
-from hora.workloads.scenes.compose import SceneConfig
 
-__all__ = ["DataConfig", "Profile", "Schedule"]
+__all__ = ["DataConfig", "Profile", "SceneConfig", "Schedule"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SceneConfig:
+    """How scenes are made.
+
+    Attributes:
+        side: height and width in pixels.
+        train: number of training scenes.
+        test: number of test scenes.
+        most: items in a scene, at most; at least one.
+        smallest: side of the smallest items in pixels.
+        largest: side of the largest.
+        subset: take the items from the subset of Fashion-MNIST that the package ships.
+        seed: of the scenes; another one makes other scenes from the same photos.
+    """
+
+    side: int = 128
+    train: int = 8000
+    test: int = 500
+    most: int = 4
+    smallest: int = 28
+    largest: int = 64
+    subset: bool = True
+    seed: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
