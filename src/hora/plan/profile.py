@@ -79,7 +79,7 @@ def read(path: Path) -> Profile:
             plain=per_sample * machine.gpu.peak("fp32"),
             traffic=0.0,
             launch=fixed,
-            sigma=min(spread, 0.1),
+            sigma=min(spread, SPREAD),  # how steps differ in time is the host's doing, which workers share
             exposed=1.0,
         )
         return Profile(
